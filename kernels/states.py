@@ -10,9 +10,20 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from kernels.upload import upload
+
 CONV_WIDTHS = (2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class StateTables:
+    """The segments of a step on its device. A recorded step reads the same memory in every replay."""
+
+    segments: Tensor  # [S, 4] int64: source, target, first token, number of tokens
+    bounds: Tensor  # [R + 1] int64: first segment of each run, and the end of the last
 
 
 @dataclass(eq=False, slots=True)
@@ -25,6 +36,17 @@ class StateSegments:
     count: np.ndarray  # [S] int64, number of tokens, may be 0
     run_ends: np.ndarray  # [R] int64, index after each run's last segment
     native: Any = None  # what native ops computed from it
+    tables: StateTables | None = None  # once an op of a device has asked for them
+
+    def find_tables(self, device: torch.device) -> StateTables:
+        """Return the segments on the device; they are uploaded once a step."""
+        if self.tables is None:
+            rows = np.stack((self.source, self.target, self.first, self.count), axis=1)
+            bounds = np.concatenate(([0], self.run_ends))
+            flat = upload(np.concatenate((rows.ravel(), bounds)), device)
+            segments, starts = flat.split((rows.size, len(bounds)))
+            self.tables = StateTables(segments.view(-1, 4), starts)
+        return self.tables
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import StepDone
-
-
-def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy a host array to the device; on CUDA through pinned memory, so that the host does not wait."""
-    tensor = torch.from_numpy(np.require(array, requirements=("C", "W")))
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+from kernels.upload import upload
 
 
 def upload_lists(arrays: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, ...]:

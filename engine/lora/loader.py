@@ -18,6 +18,7 @@ from engine.model.linear import Linear, sum_squares
 from engine.model.protocol import Model
 from kernels import Ops
 from kernels.lora import LoraMatrix, LoraPart, PackedLora
+from kernels.upload import upload_tensor
 
 Moved = TypeVar("Moved", LoraMatrix, LoraPart, EmbeddingChange)
 _PREFIX = "base_model.model."
@@ -50,7 +51,7 @@ class Adapter:
                 for linear, matrix in self.matrices.items()
             }
             saved = {
-                linear: ops.pack_linear(each.to(device), None, None) for linear, each in self.saved.items()
+                linear: ops.pack_linear(upload_tensor(each, device), None, None) for linear, each in self.saved.items()
             }
             embedding = None if self.embedding is None else _move(self.embedding, device)
             self.bound = BoundAdapter(ops, matrices, saved, embedding, model.lm_head, self.handle)
@@ -106,7 +107,7 @@ def _move(value: Moved, device: torch.device) -> Moved:
     for item in fields(value):
         part = getattr(value, item.name)
         if isinstance(part, Tensor):
-            changes[item.name] = part.to(device)
+            changes[item.name] = upload_tensor(part, device)
         elif isinstance(part, tuple):
             changes[item.name] = tuple(_move(each, device) for each in part)
     return replace(value, **changes)

@@ -19,6 +19,7 @@ from engine.model.shard import Shard
 from kernels import Ops
 from kernels.lora import LoraSegment, PackedLora
 from kernels.ops import PackedWeight
+from kernels.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class StepAdapters:
     ops: Ops
     rows: Tensor  # [N] int64
     segments: list[AdapterSegment]
+    host_rows: np.ndarray | None = None  # the same rows, on rank 0
 
     def change(self, linear: nn.Module, x: Tensor, y: Tensor) -> None:
         """Change the result y of a layer on x, in place, in the rows whose adapter changes this layer."""
@@ -130,9 +132,8 @@ class StepAdapters:
         chosen = [segment for segment in self.segments if segment.adapter.changes_head]
         if not chosen:
             return None
-        rows, places = self.rows.numpy(force=True), []
-        for _, start, end in chosen:
-            places.append(np.flatnonzero(np.isin(index, rows[start:end])))
+        assert self.host_rows is not None, "rank 0 selects the rows"
+        places = [np.flatnonzero(np.isin(index, self.host_rows[start:end])) for _, start, end in chosen]
         return join_segments(self.ops, [each.adapter for each in chosen], places, self.rows.device)
 
 
@@ -147,4 +148,5 @@ def join_segments(
             segments.append(AdapterSegment(adapter, start, end))
     if not segments:
         return None
-    return StepAdapters(ops, torch.from_numpy(np.concatenate(places)).to(device), segments)
+    rows = np.concatenate(places)
+    return StepAdapters(ops, upload(rows, device), segments, rows)

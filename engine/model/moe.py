@@ -85,7 +85,8 @@ class Experts(nn.Module):
         """Map [T, M] to [T, M]; see `kernels.ops.RunExperts`."""
         comm, (run, packed) = self._sharding.comm, self._packed[0]
         if comm is not None and self._sharding.has_whole_experts:
-            return self._run_whole(hidden, ids, weights, comm)
+            run_whole = self._run_whole if hidden.is_cpu else self._add_whole
+            return run_whole(hidden, ids, weights, comm)
         if len(self._packed) == 1 and comm is None:
             return run(hidden, ids, weights, packed)
         total = fold([run(hidden, ids, weights, packed, torch.float32) for run, packed in self._packed])
@@ -94,7 +95,7 @@ class Experts(nn.Module):
     def _run_whole(self, hidden: Tensor, ids: Tensor, weights: Tensor, comm: Comm) -> Tensor:
         """Run the rank's experts, collect the results of all, and add them in the order of a token's ids."""
         num_tokens, top_k = ids.shape
-        ends = torch.tensor(self._sharding.expert_ends(self._spec.num_experts), device=ids.device)
+        ends = torch.tensor(self._sharding.expert_ends(self._spec.num_experts))
         owners = torch.bucketize(ids.flatten(), ends, right=True)
         order = owners.argsort(stable=True)  # pairs of token and expert, by rank
         counts = owners.bincount(minlength=comm.size).tolist()
@@ -102,15 +103,26 @@ class Experts(nn.Module):
         rows = hidden.new_empty(0, hidden.shape[1], dtype=torch.float32)
         if len(own):
             experts = ids.flatten()[own, None] - self._first
-            ones = torch.ones(len(own), 1, device=hidden.device)
+            ones = torch.ones(len(own), 1)
             run, packed = self._packed[0]
             rows = run(hidden[own // top_k], experts, ones, packed, torch.float32)
         collected = comm.collect(rows, counts)
         places = order.argsort().view(num_tokens, top_k)
-        total = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        total = torch.zeros(hidden.shape)
         for slot in range(top_k):
             total.addcmul_(collected[places[:, slot]], weights[:, slot, None])
         return total.to(hidden.dtype)
+
+    def _add_whole(self, hidden: Tensor, ids: Tensor, weights: Tensor, comm: Comm) -> Tensor:
+        """As `_run_whole`, without reading counts from a device; the order of additions depends on the ranks.
+
+        A pair of another rank's expert is computed with one of the rank's own experts, and has weight 0.
+        """
+        own = ids - self._first
+        is_own = (own >= 0) & (own < self._num_experts)
+        run, packed = self._packed[0]
+        part = run(hidden, own.remainder(self._num_experts), weights * is_own, packed, torch.float32)
+        return comm.sum(part).to(hidden.dtype)
 
     def pack(self, ops: Ops, quantization: Quantization | None) -> None:
         """Convert the loaded matrices to the layout of the ops. Earlier views of them become invalid.

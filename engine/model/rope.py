@@ -9,10 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.model.rope_config import RopeConfig, compute_yarn_mscale
+from kernels.upload import upload, upload_tensor
 
 _MIN_POSITIONS = 2048
 
@@ -103,7 +105,7 @@ class RotaryEmbedding:
     def _rotate_axes(self, positions: Tensor) -> Rotation:
         """Rotate each pair by the position on its axis. Source: Qwen2-VL (multimodal RoPE)."""
         axes = torch.zeros(self._head_dim // 2, dtype=torch.int64, device=self._device)
-        axes[: len(self._config.axes)] = torch.tensor(self._config.axes, device=self._device)
+        axes[: len(self._config.axes)] = upload(np.array(self._config.axes), self._device)
         index = axes.expand(1, positions.shape[1], -1)
         cos, sin = (table[positions].gather(0, index)[0] for table in (self._cos, self._sin))
         return self._spread(cos, sin, positions[0])
@@ -123,10 +125,7 @@ class RotaryEmbedding:
         if not self._is_identity:
             size = self._config.rotary_dim(self._head_dim)
             inv_freq[: size // 2] = compute_inv_freq(self._config, size, seq_len)
-        if self._device.type == "cuda":
-            # Pinned, because a copy from pageable memory waits for the device.
-            return inv_freq.pin_memory().to(self._device, non_blocking=True)
-        return inv_freq.to(self._device)
+        return upload_tensor(inv_freq, self._device)
 
     def _rotate_long(
         self, cos: Tensor, sin: Tensor, positions: Tensor, query_lens: list[int], seq_lens: list[int]

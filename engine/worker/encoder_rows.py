@@ -9,10 +9,10 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core.actor_messages import NewRow
-from engine.device.device_link import upload
 from engine.errors import ConfigError
 from engine.model.implementation import EncoderConfig
 from engine.worker.launched_step import StartedStep
+from kernels.upload import upload
 
 # Settings for what an encoder does not do, with their neutral values.
 _NEUTRAL = {

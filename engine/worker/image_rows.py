@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import NewRow
-from engine.device.device_link import upload
 from engine.messages import ImagePart
 from engine.model.attn_metadata import StepImages
 from engine.worker.launched_step import StartedStep
+from kernels.upload import upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import NewRow, StepPlan
-from engine.device.device_link import upload
 from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata, StepImages
 from kernels.ops import GatherInputs
 from kernels.step_buffers import StepBuffers, make_block_tables, make_slot_mapping
+from kernels.upload import upload
 
 
 @dataclass(frozen=True, slots=True)

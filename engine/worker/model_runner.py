@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import NewRow, StepDone, StepMasks, StepPlan
-from engine.device.device_link import DeviceLink, PendingStep, upload, wait_for
+from engine.device.device_link import DeviceLink, PendingStep, wait_for
 from engine.model import Model
 from engine.model.adapters import StepAdapters
 from engine.parallel.leader import LeaderDecoder, StagedHidden
@@ -36,6 +36,7 @@ from engine.worker.sampling.logprobs import SampledLogprobs, compute_prompt_logp
 from engine.worker.sampling.sampler import Sampler
 from engine.worker.sampling.state import SamplingState
 from engine.worker.state_slots import StateSlots
+from kernels.upload import upload
 
 MASK_TIMEOUT_S = 0.002  # how long rows that could run wait for the masks of other rows
 

@@ -13,6 +13,7 @@ from engine.core.actor_messages import NewRow
 from engine.model.adapters import StepAdapters
 from engine.sampling_params import Pooling
 from engine.worker.launched_step import StartedStep
+from kernels.upload import upload
 
 
 @dataclass(slots=True)
@@ -79,5 +80,5 @@ class Pooler:
         """Return the vector of a prompt from the hidden state of its last token [1, D]."""
         if pooling.kind == "last":
             return last[0].float().clone()
-        token_ids = torch.tensor(pooling.token_ids, device=last.device)
+        token_ids = upload(np.array(pooling.token_ids), last.device)
         return self._compute_logits(last, head)[0].index_select(0, token_ids)

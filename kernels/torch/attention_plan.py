@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.ops import StepShape
+from kernels.upload import upload
 
 # Requests with at most this many new tokens (decode, verification of drafts) are attended together.
 MAX_SHORT_LEN = 16
@@ -132,7 +134,7 @@ class AttentionPlan:
     def _list_rows(self, starts: list[int], query_len: int) -> slice | Tensor:
         if all(each == starts[0] + i * query_len for i, each in enumerate(starts)):
             return slice(starts[0], starts[0] + len(starts) * query_len)
-        return upload_list([start + i for start in starts for i in range(query_len)], self._device)
+        return _upload([start + i for start in starts for i in range(query_len)], self._device)
 
     def _make_part(
         self,
@@ -154,7 +156,7 @@ class AttentionPlan:
         slots, bias = self._slots(requests, firsts, num_keys), None
         if not is_causal and (query_len > 1 or min(lens) < num_keys):
             keys = torch.arange(num_keys, device=self._device)
-            seen = upload_list(lens, self._device).unsqueeze(1)
+            seen = _upload(lens, self._device).unsqueeze(1)
             # A padded key repeats the request's own first one: masked, and never another's memory, which
             # may hold a NaN that no mask can silence (0 * NaN).
             slots = torch.where(keys < seen, slots, slots[:, :1])
@@ -180,9 +182,9 @@ class AttentionPlan:
         """
         tables, size = self._block_tables, self._block_size
         if len(requests) != tables.shape[0] or requests != sorted(requests):
-            tables = tables.index_select(0, upload_list(requests, self._device))
+            tables = tables.index_select(0, _upload(requests, self._device))
         offsets = torch.arange(num_keys, device=self._device)
-        positions = upload_list(firsts, self._device).unsqueeze(1) + offsets
+        positions = _upload(firsts, self._device).unsqueeze(1) + offsets
         places = positions.div(size, rounding_mode="floor").clamp_(max=tables.shape[1] - 1)
         return tables.gather(1, places).long().mul_(size).add_(positions.remainder_(size))
 
@@ -206,9 +208,5 @@ def estimate_scratch(shape: StepShape, device: torch.device) -> int:
     return 2 * num_keys * key_bytes + 2 * num_slots * torch.int64.itemsize + masks
 
 
-def upload_list(values: list[int], device: torch.device) -> Tensor:
-    """Copy integers to the device as int64; from pinned memory, or the copy would wait for the device."""
-    tensor = torch.tensor(values)
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+def _upload(values: list[int], device: torch.device) -> Tensor:
+    return upload(np.array(values, dtype=np.int64), device)

@@ -5,11 +5,13 @@ Results agree with the recurrence token by token up to rounding, which depends o
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.states import ScanWeights, StateSegments
+from kernels.upload import upload
 
 _CHUNK = 64
 
@@ -36,10 +38,10 @@ def run_conv(
 
     decodes, others = _split(segments)
     if decodes:
-        tokens = [int(segments.first[each]) for each in decodes]
-        rows = torch.cat((_read(states, segments, decodes), x[tokens].unsqueeze(1)), dim=1)
-        out[tokens] = convolve(rows)[:, 0]
-        states[segments.target[decodes].tolist()] = rows[:, 1:]
+        tokens, targets = (upload(each[decodes], x.device) for each in (segments.first, segments.target))
+        rows = torch.cat((_read(states, segments, decodes), x.index_select(0, tokens).unsqueeze(1)), dim=1)
+        out.index_copy_(0, tokens, convolve(rows)[:, 0])
+        states.index_copy_(0, targets, rows[:, 1:])
     for each in others:
         first, count = int(segments.first[each]), int(segments.count[each])
         rows = torch.cat((_read(states, segments, [each])[0], x[first : first + count]))
@@ -71,14 +73,14 @@ def scan_states(
     out = torch.empty_like(values)
     decodes, others = _split(segments)
     if decodes:
-        tokens = [int(segments.first[each]) for each in decodes]
+        tokens, targets = (upload(each[decodes], mixed.device) for each in (segments.first, segments.target))
         state = _read(states, segments, decodes) * log_decay[tokens].exp()[..., None, None]
         key, value = keys[tokens].unsqueeze(-1), values[tokens]
         if beta is not None:
             value = value - (state * key).sum(-2)
         state = state + key * (value * factor[tokens].unsqueeze(-1)).unsqueeze(-2)
-        out[tokens] = (state * queries[tokens].unsqueeze(-1)).sum(-2)
-        states[segments.target[decodes].tolist()] = state
+        out.index_copy_(0, tokens, (state * queries[tokens].unsqueeze(-1)).sum(-2))
+        states.index_copy_(0, targets, state)
     for each in others:
         first, count = int(segments.first[each]), int(segments.count[each])
         state = _read(states, segments, [each])[0]
@@ -152,8 +154,7 @@ def _split(segments: StateSegments) -> tuple[list[int], list[int]]:
 def _read(states: Tensor, segments: StateSegments, wanted: list[int]) -> Tensor:
     """Return the states that these segments start from."""
     source = segments.source[wanted]
-    found = states[source.clip(min=0).tolist()]
-    for place, slot in enumerate(source.tolist()):
-        if slot < 0:
-            found[place] = 0
+    found = states.index_select(0, upload(source.clip(min=0), states.device))
+    for place in np.flatnonzero(source < 0).tolist():
+        found[place] = 0
     return found

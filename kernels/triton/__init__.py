@@ -24,7 +24,7 @@ from kernels.triton.rms_norm import rms_norm
 from kernels.triton.routing import choose_experts
 from kernels.triton.sampling import draw_filtered, draw_full, draw_greedy
 from kernels.triton.silu_mul import silu_mul
-from kernels.triton.states import scan_states
+from kernels.triton.states import run_conv, scan_states
 from kernels.triton.token_bitmask import apply_bitmask
 
 
@@ -57,6 +57,7 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         draw_full=draw_full,
         draw_filtered=draw_filtered,
         apply_bitmask=apply_bitmask,
+        run_conv=run_conv,
         scan_states=scan_states,
         gather_inputs=gather_inputs,
         estimate_scratch=estimate_scratch,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import ref
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from kernels.lora import LoraMatrix, LoraSegment
 from kernels.triton.launch import FUSED, check_contiguous, check_float, next_power_of_2
+from kernels.upload import upload
 
 BLOCK_IN, BLOCK_RANK, BLOCK_OUT = 256, 16, 64
 MAX_TABLES = 1024
@@ -168,7 +170,7 @@ class LoraOp:
 
 
 def _make_table(segments: Sequence[LoraSegment], num_rows: int, device: torch.device) -> _Table:
-    row_segments = torch.full((num_rows,), len(segments))
+    row_segments = np.full(num_rows, len(segments))
     records: list[tuple[int, ...]] = []
     parts: list[tuple[int, ...]] = []
     for number, (packed, start, end) in enumerate(segments):
@@ -180,5 +182,9 @@ def _make_table(segments: Sequence[LoraSegment], num_rows: int, device: torch.de
             vectors = [0 if each is None else each.data_ptr() for each in (part.factor, part.offset)]
             parts.append((b.data_ptr(), *vectors, part.start, part.width, part.first_rank, part.rank))
     records.append((0, 0, 0, 0, 0))
-    tensors = (row_segments, torch.tensor(records), torch.tensor(parts))
-    return _Table(tuple(ref(each.matrix) for each in segments), *(tensor.to(device) for tensor in tensors))
+    arrays = (row_segments, np.array(records), np.array(parts))
+    # Each array starts at a multiple of 16 bytes: Triton compiles another kernel for a pointer that does not.
+    padded = [np.pad(array.ravel(), (0, array.size % 2)) for array in arrays]
+    sent = upload(np.concatenate(padded), device).split([len(each) for each in padded])
+    tensors = (part[: array.size].view(array.shape) for part, array in zip(sent, arrays, strict=True))
+    return _Table(tuple(ref(each.matrix) for each in segments), *tensors)

@@ -148,18 +148,27 @@ def _lora(ops: Ops, given: Tensors) -> list[Tensor]:
     return [y]
 
 
-def _scan(ops: Ops, given: Tensors) -> list[Tensor]:
-    """Scan a decode, a run with two drafts, and a run in chunks."""
+def _make_segments() -> StateSegments:
+    """Return a decode, a run with two drafts, and a run in chunks."""
+    source, target = np.array([0, -1, 1, 2, 4]), np.array([0, 1, 2, 3, 4])
+    count = np.array([1, 1, 1, 1, 40])
+    return StateSegments(source, target, np.cumsum(count) - count, count, np.array([1, 4, 5]))
 
+
+def _conv(ops: Ops, given: Tensors) -> list[Tensor]:
+    x, weight, states = (
+        given.make(*shape, dtype=torch.float32) for shape in ((44, 160), (4, 160), (5, 3, 160))
+    )
+    return [ops.run_conv(x, weight, None, states, _make_segments(), has_silu=True), states]
+
+
+def _scan(ops: Ops, given: Tensors) -> list[Tensor]:
     def make(*shape: int) -> Tensor:
         return given.make(*shape, dtype=torch.float32)
 
-    source, target = np.array([0, -1, 1, 2, 4]), np.array([0, 1, 2, 3, 4])
-    count = np.array([1, 1, 1, 1, 40])
-    segments = StateSegments(source, target, np.cumsum(count) - count, count, np.array([1, 4, 5]))
     weights = ScanWeights(4, 2, 16, 24, 96, 128, 0, make(4), make(4), None)
     states = make(5, 4, 16, 24)
-    return [ops.scan_states(make(44, 160), make(44, 4), make(44, 4), weights, states, segments), states]
+    return [ops.scan_states(make(44, 160), make(44, 4), make(44, 4), weights, states, _make_segments()), states]
 
 
 def _greedy(ops: Ops, given: Tensors) -> list[Tensor]:
@@ -214,6 +223,7 @@ CASES: dict[Names, Callable[[Ops, Tensors], list[Tensor]]] = {
     ("choose_experts",): _routing,
     EXPERTS: _experts,
     ("add_lora", "pack_lora"): _lora,
+    ("run_conv",): _conv,
     ("scan_states",): _scan,
     ("draw_greedy",): _greedy,
     ("draw_full",): _full,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.cpu import make_native_ops
 from kernels.ops import Ops
-from kernels.states import ScanWeights, StateSegments
+from kernels.states import CONV_WIDTHS, RunConv, ScanWeights, StateSegments
 from kernels.torch import make_ops
 from tests.kernels.cpu.conftest import require_library
 
@@ -101,12 +101,14 @@ def test_scan_follows_the_recurrence(name: str, kind: str, sizes: tuple[int, int
     torch.testing.assert_close(states.double(), slow, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("width", [2, 3, 4])
-@pytest.mark.parametrize("name", ["torch", "native"])
-def test_convolution_reads_the_last_inputs(name: str, width: int) -> None:
+def check_convolution(run_conv: RunConv, width: int, device: torch.device | None = None) -> None:
+    """Convolve all runs of `SEGMENTS`, and compare outputs and states with those of a plain loop."""
     generator = torch.Generator().manual_seed(2)
-    x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((NUM_TOKENS, 75), (width, 75), (75,)))
-    states = torch.randn(NUM_SLOTS, width - 1, 75, generator=generator)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device)
+
+    x, weight, bias, states = draw(NUM_TOKENS, 75), draw(width, 75), draw(75), draw(NUM_SLOTS, width - 1, 75)
     slow = states.clone()
     expected = torch.empty_like(x)
     for each in range(len(SEGMENTS.source)):
@@ -115,10 +117,16 @@ def test_convolution_reads_the_last_inputs(name: str, width: int) -> None:
         for t in range(count):
             expected[first + t] = torch.nn.functional.silu((rows[t : t + width] * weight).sum(0) + bias)
         slow[int(SEGMENTS.target[each])] = rows[count:]
-    wide = torch.cat((x, torch.full((NUM_TOKENS, 3), torch.nan)), dim=1)[:, :75]  # rows lie apart
-    found = find_ops(name).run_conv(wide, weight, bias, states, SEGMENTS, has_silu=True)
+    wide = torch.cat((x, x.new_full((NUM_TOKENS, 3), torch.nan)), dim=1)[:, :75]  # rows lie apart
+    found = run_conv(wide, weight, bias, states, SEGMENTS, has_silu=True)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(states, slow)
+
+
+@pytest.mark.parametrize("width", CONV_WIDTHS)
+@pytest.mark.parametrize("name", ["torch", "native"])
+def test_convolution_reads_the_last_inputs(name: str, width: int) -> None:
+    check_convolution(find_ops(name).run_conv, width)
 
 
 @pytest.mark.parametrize("kind", ["delta", "mamba"])

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device.device_link import upload
 from engine.model.attn_metadata import AttnMetadata
 from engine.spec.device.progress import DraftRuns
 from engine.worker.input_batch import InputBatch
+from kernels.upload import upload
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device.device_link import upload
 from engine.worker.sampling.sampler import Sampler
 from engine.worker.sampling.state import DrawKind
+from kernels.upload import upload
 
 # An underconfident drafter is right more often if its distribution is sharpened.
 TEMPERATURES = (0.02, 0.3, 0.5, 0.7, 1.0)  # the first is practically greedy

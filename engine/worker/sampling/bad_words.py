@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device.device_link import RowSlots, upload, upload_lists
+from engine.device.device_link import RowSlots, upload_lists
+from kernels.upload import upload
 
 
 class BadWords:

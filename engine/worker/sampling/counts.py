@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device.device_link import RowSlots, upload, upload_lists
+from engine.device.device_link import RowSlots, upload_lists
 from engine.sampling_params import SamplingParams
 from kernels.ops import Penalise
 from kernels.torch.sampling import IN_PROMPT
+from kernels.upload import upload
 
 
 class TokenCounts:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device.device_link import upload
 from engine.worker.sampling.sampler import HISTORY_FLAGS, SampledTokens, Sampler
+from kernels.upload import upload
 
 
 @dataclass(frozen=True, slots=True)

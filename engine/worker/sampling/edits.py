@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.device.device_link import upload, upload_lists
+from engine.device.device_link import upload_lists
 from engine.sampling_params import SamplingParams, find_end_ids
+from kernels.upload import upload
 
 
 @dataclass(frozen=True, slots=True)

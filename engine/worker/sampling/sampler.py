@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import BROKEN_LOGITS, NO_TOKEN_LEFT
-from engine.device.device_link import pick_rows, put_rows, upload
+from engine.device.device_link import pick_rows, put_rows
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_logprobs
 from engine.worker.sampling.state import DrawKind, RowFlag, SamplingState
 from kernels import Ops
 from kernels.ops import DrawRows
 from kernels.torch.sampling import find_sound_rows, make_row_keys, unpack_bitmask
+from kernels.upload import upload
 
 EDIT_FLAGS = RowFlag.PENALTIES | RowFlag.EDITS | RowFlag.BAD_WORDS | RowFlag.MIN_TOKENS
 HISTORY_FLAGS = RowFlag.PENALTIES | RowFlag.BAD_WORDS

@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.comm import RankLost
 from engine.errors import ConfigError
 from engine.model import DecoderModel, load_model, read_model_config
+from engine.model.moe import Experts
 from engine.model.sharding import Sharding, check_shardable
 from engine.parallel.load import limit_ops
 from engine.parallel.shared_memory import SharedMemoryComm, make_memory, make_pipes
@@ -194,3 +195,13 @@ def test_the_end_of_a_rank_ends_the_waiting_of_the_others() -> None:
         second.close()
         with pytest.raises(RankLost, match="ended"):
             first.sum(torch.ones(4))
+
+
+def test_ranks_that_add_their_experts_results_give_the_logits_of_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """GPUs do so, because counting the pairs of each rank would wait for the device."""
+    run = partial(compute_logits, save(make_transformers_model("qwen3_moe", **EIGHTHS, num_experts=7), tmp_path), None)
+    one = run(Sharding(is_sliced=True, has_whole_experts=True))
+    monkeypatch.setattr(Experts, "_run_whole", Experts._add_whole)
+    torch.testing.assert_close(run_ranks(4, run, has_whole_experts=True)[0], one, atol=5e-5, rtol=0)

@@ -5,11 +5,12 @@ with all that Triton compiles a kernel for: constants, dtypes, alignment, and wh
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,16 +18,22 @@ from torch import Tensor
 
 from engine.core.actor_messages import NewRow, StepMasks
 from engine.device.kv_cache import allocate_kv_cache
+from engine.lora.loader import Adapter
 from engine.model import DecoderModel, ModelConfig
+from engine.model.sharding import ONE_RANK, Sharding
 from engine.sampling_params import SamplingParams
+from engine.worker.adapter_rows import AdapterRows
 from engine.worker.decode_graphs import DecodeGraphs
 from engine.worker.input_batch import InputBatch
 from engine.worker.model_runner import ModelRunner
 from engine.worker.sampling.state import SamplingState
+from engine.worker.state_slots import StateSlots, allocate_states
 from engine.worker.warm_up import list_largest_steps, list_warm_up, run_steps
 from tests.engine.core.harness import make_scheduler_config
 from tests.engine.model.drive import VOCAB_SIZE, make_transformers_model, save
+from tests.engine.worker.meta_device import META, Launches, MetaLink
 from tests.engine.worker.plans import make_new_row, make_plan
+from tests.kernels.adapters import make_lora_matrix
 from tests.kernels.triton.conftest import IS_INTERPRETED
 
 pytest.importorskip("triton", reason="needs triton")
@@ -40,7 +47,6 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-META = torch.device("meta")
 MAX_ROWS, MAX_LEN, BLOCK = 72, 2048, 16
 BLOCKS_PER_ROW = MAX_LEN // BLOCK
 PARAMS = [
@@ -53,54 +59,43 @@ PARAMS = [
 ]
 
 
-class Launches:
-    """Stands in for the launch of every Triton kernel."""
-
-    def __init__(self) -> None:
-        self.variants: set[tuple[Any, ...]] = set()
-        self.names: list[str] = []
-
-    def run(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        assert all(isinstance(size, int) for size in grid), "a grid is made on the host"
-        given = dict(zip(kernel.arg_names, args, strict=False)) | options
-        found = [(name, self._classify(kernel, name, value)) for name, value in sorted(given.items())]
-        self.variants.add((kernel.__name__, *found))
-        self.names.append(kernel.__name__)
-
-    def _classify(self, kernel: Any, name: str, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            offset = value.storage_offset() * value.element_size()
-            return value.dtype, offset % 16 == 0
-        if name.isupper() or name not in kernel.arg_names or isinstance(value, float):
-            return value if name.isupper() or name not in kernel.arg_names else "float"
-        free = {each.name for each in kernel.params if each.do_not_specialize}
-        return "int" if name in free else ("int", value == 1, value % 16 == 0)
-
-
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     noted = Launches()
     monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **options: noted.run(kernel, *args, **options))
-    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     return noted
 
 
-class NoFetch:
-    """Results that are never read."""
+class FakeComm:
+    """Another rank, whose results have the shapes of this one's."""
 
-    def is_done(self) -> bool:
-        return False
+    rank, size = 1, 2
 
-    def wait(self) -> list[np.ndarray]:
-        raise AssertionError("there are no values")
+    def sum(self, part: Tensor) -> Tensor:
+        return part + part
+
+    def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+        return part.new_empty(len(part), sum(widths))
+
+    def collect(self, part: Tensor, counts: Sequence[int]) -> Tensor:
+        return part.new_empty(sum(counts), part.shape[1])
 
 
-class MetaLink:
-    def fetch(self, tensors: Any) -> NoFetch:
-        return NoFetch()
+class Adapters:
+    """Two adapters of all matrices, by their digests."""
 
-    def launch_section(self) -> Any:
-        return torch.no_grad()
+    def __init__(self, model: DecoderModel) -> None:
+        linears: list[Any] = list({part.linear: None for part in model.matrix_parts.values()})
+        self._adapters = {}
+        for number in (1, 2):
+            matrices = {
+                each: make_lora_matrix(each.out_features, each.in_features, [(0, each.out_features, 8)], number)
+                for each in linears
+            }
+            self._adapters[str(number)] = Adapter(matrices)
+
+    def find(self, digest: str) -> Adapter:
+        return self._adapters[digest]
 
 
 class Recorder:
@@ -115,6 +110,8 @@ class Machine:
 
     runner: ModelRunner
     graphs: DecodeGraphs
+    link: MetaLink
+    kind: str = "plain"
     dice: random.Random = field(default_factory=lambda: random.Random(0))
     ends: dict[int, int] = field(default_factory=dict)
 
@@ -130,7 +127,13 @@ class Machine:
         self.ends[row] = length
         params = self.dice.choice(PARAMS) if self.dice.random() < 0.3 else PARAMS[row % 2]
         bad_words = [[4], [3, 5]] if params.bad_words else []
-        return make_new_row(row, [1] * length, blocks, params, bad_words)
+        new_row = make_new_row(row, [1] * length, blocks, params, bad_words)
+        if self.kind == "lora" and row % 3:
+            new_row = msgspec.structs.replace(new_row, adapter=str(row % 3))
+        return new_row
+
+    def _count_drafts(self, row: int) -> int:
+        return self.dice.randint(0, 3) if self.kind == "drafts" and self.ends[row] < MAX_LEN - 4 else 0
 
     def step(self, number: int) -> None:
         """Some requests come with a prompt of any length, some of those that run decode; some wait for masks."""
@@ -148,36 +151,73 @@ class Machine:
         if not rows:
             return
         prompts = [(each.row, 0, len(each.token_ids)) for each in new]
-        runs = [*prompts, *((row, self.ends[row], 1) for row in rows[len(new) :])]
+        drafts = {row: [1] * self._count_drafts(row) for row in rows[len(new) :]}
+        runs = [*prompts, *((row, self.ends[row], 1 + len(drafts[row])) for row in rows[len(new) :])]
         gated = np.array([self.dice.random() < 0.1 for _ in rows])
-        self.runner.execute(make_plan(runs, number, new=new, gated=np.array(rows)[gated].tolist()))
+        self.runner.execute(make_plan(runs, number, new=new, gated=np.array(rows)[gated].tolist(), drafts=drafts))
         for row in rows[len(new) :]:
             self.ends[row] += 1
         if gated.any():
             indices = np.flatnonzero(gated)
-            words = np.full((len(indices), -(-VOCAB_SIZE // 32)), -1, dtype=np.int32)
-            self.runner.sample_gated(StepMasks(number, indices, np.ones_like(indices), words))
+            counts = 1 + np.array([len(drafts.get(row, ())) for row in np.array(rows)[gated].tolist()])
+            words = np.full((counts.sum(), -(-VOCAB_SIZE // 32)), -1, dtype=np.int32)
+            self.runner.sample_gated(StepMasks(number, indices, counts, words))
         for row in [row for row in rows if self.dice.random() < 0.05]:
             del self.ends[row]
 
 
-@pytest.fixture
-def machine(launches: Launches, tmp_path: Path) -> Iterator[Machine]:
+FAMILIES = {"hybrid": "qwen3_next", "moe": "qwen3_moe", "experts": "qwen3_moe", "tp": "qwen3_moe"}
+KINDS = ("plain", "lora", "drafts", *FAMILIES)
+
+
+def make_machine(kind: str, folder: Path) -> Machine:
     """Many layers would launch the same again; the rows are as many as fill the device and more."""
-    shape = {"head_dim": 64, "hidden_size": 64, "num_hidden_layers": 1}
-    config = ModelConfig.from_pretrained(save(make_transformers_model("qwen3", **shape), tmp_path))
-    model = DecoderModel(config, torch.bfloat16, META, triton_ops.make_ops(META, torch.bfloat16))
+    shape: dict[str, Any] = {"head_dim": 64, "hidden_size": 64, "num_hidden_layers": 1}
+    if kind == "hybrid":
+        shape["num_hidden_layers"] = 4
+    family = FAMILIES.get(kind, "qwen3")
+    config = ModelConfig.from_pretrained(save(make_transformers_model(family, **shape), folder))
+    sharding = ONE_RANK
+    if kind in ("tp", "experts"):
+        sharding = Sharding(1, 2, FakeComm(), has_whole_experts=kind == "experts")
+    ops = triton_ops.make_ops(META, torch.bfloat16)
+    model = DecoderModel(config, torch.bfloat16, META, ops, sharding)
     model.pack()
     model.reserve_positions(MAX_LEN)
     caches = allocate_kv_cache(model.kv_specs(), 20000, BLOCK, torch.bfloat16, META)
     graphs = DecodeGraphs(model, caches, MAX_ROWS, MAX_LEN, Recorder(), widths=(1, 3))
     batch, state = (
-        InputBatch(MAX_ROWS, MAX_LEN, BLOCK, META, gather=model.ops.gather_inputs),
+        InputBatch(MAX_ROWS, MAX_LEN, BLOCK, META, gather=ops.gather_inputs),
         SamplingState(MAX_ROWS, VOCAB_SIZE, META),
     )
-    link: Any = MetaLink()
-    runner = ModelRunner(model, caches, batch, state, (0,), link, graphs)
-    yield Machine(runner, graphs)
+    parts: list[Any] = []
+    state_caches = allocate_states(model.state_specs(), MAX_ROWS, META)
+    states = StateSlots(state_caches, MAX_ROWS) if state_caches else None
+    if states is not None:
+        parts.append(states)
+    if kind == "lora":
+        store: Any = Adapters(model)
+        parts.append(AdapterRows(store, model, META))
+    link = MetaLink()
+    runner = ModelRunner(
+        model, [*caches, *state_caches], batch, state, (0,), link, None if states else graphs, None, parts, states
+    )
+    return Machine(runner, graphs, link, kind)
+
+
+@pytest.fixture
+def machine(launches: Launches, tmp_path: Path) -> Machine:
+    return make_machine("plain", tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_launching_a_step_never_waits_for_the_device(launches: Launches, tmp_path: Path, kind: str) -> None:
+    machine = make_machine(kind, tmp_path)
+    for number in range(40):
+        machine.step(number)
+    assert machine.link.waits.found == set()
+    expected = {"lora": "lora_low_kernel", "hybrid": "scan_states_kernel", "moe": "expert_down_kernel"}
+    assert expected.get(kind, "short_attention_kernel") in launches.names
 
 
 def test_200_random_steps_compile_nothing_that_warm_up_did_not(machine: Machine, launches: Launches) -> None:

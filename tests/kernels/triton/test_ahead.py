@@ -26,7 +26,7 @@ from kernels.triton.norm_rope_store import norm_rope_store_kernel
 from kernels.triton.rms_norm import rms_norm_kernel
 from kernels.triton.routing import choose_experts_kernel, group_pairs_kernel
 from kernels.triton.silu_mul import silu_mul_kernel
-from kernels.triton.states import scan_states_kernel
+from kernels.triton.states import run_conv_kernel, scan_states_kernel
 from kernels.triton.tiles import Kind, Tile, choose_tiles, limit_short_rows
 from kernels.triton.token_bitmask import apply_bitmask_kernel
 from tests.kernels.triton.ahead import Compiled, compile_for
@@ -255,7 +255,17 @@ SMALL = {
         SCAN,
         {
             "NUM_HEADS": 32, "NUM_GROUPS": 16, "KEY_SIZE": 128, "VALUE_SIZE": 128, "QUERY_AT": 0, "KEY_AT": 2048,
-            "VALUE_AT": 4096, "CHANNELS": 8192, "IS_DELTA": True, "HAS_SKIP": False, "BLOCK_K": 128, "BLOCK_V": 32,
+            "VALUE_AT": 4096, "CHANNELS": 8192, "IS_DELTA": True, "HAS_SKIP": False, "MAX_TOKENS": 32, "BLOCK_K": 128,
+            "BLOCK_V": 32,
+        },
+        4,
+        True,
+    ),
+    "run_conv": (
+        run_conv_kernel,
+        SCAN | dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr"), "*fp32") | {"x_stride": "i32:16"},
+        {
+            "CHANNELS": 8192, "KEPT": 3, "HAS_BIAS": True, "HAS_SILU": True, "BLOCK_T": 32, "BLOCK_C": 128,
         },
         4,
         True,

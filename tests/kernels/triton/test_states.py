@@ -1,10 +1,11 @@
-"""Recurrences of the Triton kernel against a plain loop in float64; bits against other runs and cuts."""
+"""Recurrences and convolutions of the Triton kernels against plain loops; bits against other runs and cuts."""
 
 import pytest
 import torch
 
-from kernels.triton.states import scan_states
-from tests.kernels.test_states import SEGMENTS, make_scan, make_segments, scan_slowly
+from kernels.states import CONV_WIDTHS
+from kernels.triton.states import run_conv, scan_states
+from tests.kernels.test_states import SEGMENTS, check_convolution, make_scan, make_segments, scan_slowly
 
 pytestmark = pytest.mark.gpu
 
@@ -37,3 +38,8 @@ def test_bits_do_not_depend_on_cuts_or_other_runs(device: torch.device) -> None:
         found = scan_states(**token, weights=weights, states=alone, segments=one)  # type: ignore[arg-type]
         assert torch.equal(found[0], expected[at])
         assert torch.equal(alone[3], drafts[(5, 6, 3)[at]])
+
+
+@pytest.mark.parametrize("width", CONV_WIDTHS)
+def test_convolution_reads_the_last_inputs(device: torch.device, width: int) -> None:
+    check_convolution(run_conv, width, device)

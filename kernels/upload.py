@@ -1,0 +1,19 @@
+"""Copies from the host to the device of a step, for which the host does not wait."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy a host array to the device; on CUDA through pinned memory, so that the host does not wait."""
+    return upload_tensor(torch.from_numpy(np.require(array, requirements=("C", "W"))), device)
+
+
+def upload_tensor(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to the device, as `upload`."""
+    if device.type != "cuda" or tensor.device == device:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
