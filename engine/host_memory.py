@@ -20,7 +20,7 @@ _RELEASE_PERIOD_S = 0.02
 # glibc's mallopt. It raises its own threshold to 32 MiB: grammars and texts that live long then lie between the large
 # tensors that are freed, and a server of 950 MiB grows to 1,150.
 _MALLOPT_TRIM, _MALLOPT_MMAP = -1, -3
-_MAPPED_BYTES, _TRIMMED_BYTES = 2**20, 8 * 2**20
+_MAPPED_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,9 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-def map_large_blocks() -> None:
-    """Let the C library map each block of a MiB or more by itself, so that its memory is free when it is freed."""
+def map_large_blocks(num_bytes: int = _MAPPED_BYTES) -> None:
+    """Let the C library map each block of so many bytes by itself, so that its memory is free when it is freed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_MALLOPT_MMAP, _MAPPED_BYTES)
-        mallopt(_MALLOPT_TRIM, _TRIMMED_BYTES)
+        mallopt(_MALLOPT_MMAP, num_bytes)
+        mallopt(_MALLOPT_TRIM, 8 * num_bytes)

@@ -383,6 +383,8 @@ class Ops:
     unpack_linear: Callable[[PackedWeight], Tensor] | None = None
     # (packed weight, ids [N]) -> rows [N, in] float32; None: an embedding stays as it is.
     unpack_rows: Callable[[PackedWeight, Tensor], Tensor] | None = None
+    # As `pack_linear`, for float32 products that are exact to 2^-16 only and faster; None: they would not be faster.
+    pack_split: PackLinear | None = None
     # Whether a matrix that must also stay as it is (an embedding that is the head too) deserves a packed copy.
     packs_shared: bool = False
     # Whether `pack_linear` takes a matrix in grouped codes, and keeps them.

@@ -136,6 +136,11 @@ class NativeLibrary:
                     del self.__dict__[name]
 
     @property
+    def has_tiles(self) -> bool:
+        """Whether products of bfloat16 run on AMX."""
+        return "AMX" in self.isa_name
+
+    @property
     def isa_name(self) -> str:
         """The instruction set of its products."""
         return _ISA_NAMES[self._functions["isa"]()]

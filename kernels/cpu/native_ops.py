@@ -23,7 +23,7 @@ from kernels.cpu.states import run_conv, scan_states
 from kernels.cpu.stored import put_together, take_apart
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.tape import Arena, Tape
-from kernels.cpu.weights import DTYPES, NativeWeight, address, pack, unpack
+from kernels.cpu.weights import DTYPES, NativeWeight, WeightKind, address, pack, unpack
 from kernels.grouped import GroupedRows
 from kernels.lora import LoraSegment
 from kernels.ops import Ops, Quantization, StoredForm
@@ -69,6 +69,7 @@ class NativeOps:
             penalise=partial(penalise, self.library, self.pool),
             pack_lora=pack_lora,
             add_lora=self.add_lora,
+            pack_split=partial(self.pack_linear, kind=WeightKind.SPLIT) if self.library.has_tiles else None,
             packs_shared=True,
             takes_grouped=True,
             stored=StoredForm(self.library.path.stem, take_apart, put_together),
@@ -251,13 +252,14 @@ class NativeOps:
         bias: Tensor | None,
         quantization: Quantization | None,
         dtype: torch.dtype | None = None,
+        kind: WeightKind | None = None,
     ) -> NativeWeight:
         """Pack a matrix [out, in] and its bias; see `kernels.ops.PackLinear`.
 
         Raises:
             ValueError: a dtype or quantization that native ops do not have.
         """
-        return pack(self.library, self.pool, self._memory, weight, bias, quantization, dtype=dtype)
+        return pack(self.library, self.pool, self._memory, weight, bias, quantization, kind, dtype)
 
     def unpack_linear(self, weight: NativeWeight) -> Tensor:
         """The matrix [out, in] again, rounded where it was quantized."""

@@ -35,12 +35,13 @@ class WeightKind(IntEnum):
         1  # float32 arithmetic over weights that bfloat16 holds exactly: half the memory, same results
     )
     BFLOAT16 = 2
-    GROUPED4 = 3
-    GROUPED6 = 4
-    GROUPED8 = 5
-    CENTRED4 = 6  # without minimums
-    CENTRED6 = 7
-    CENTRED8 = 8
+    SPLIT = 3  # float32 as sums of two numbers of bfloat16, for three products on AMX instead of a slower one
+    GROUPED4 = 4
+    GROUPED6 = 5
+    GROUPED8 = 6
+    CENTRED4 = 7  # without minimums
+    CENTRED6 = 8
+    CENTRED8 = 9
 
 
 @dataclass(frozen=True, slots=True)

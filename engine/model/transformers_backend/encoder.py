@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from engine.errors import ConfigError
+from engine.host_memory import map_large_blocks
 from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
 from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.attn_metadata import AttnMetadata
@@ -42,6 +43,9 @@ _SHIFTED = ("roberta", "xlm-roberta", "camembert")
 # Parts of checkpoints that embeddings do not need: heads of the training, and a pooler.
 _HEADS = ("pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier.")
 _INERT = INERT | {"deterministic"}  # of the attention that they replace
+# Hidden states of a step are smaller: their pages are reused, not mapped and cleared anew in every layer. The most
+# that glibc allows, since no grammars of an encoder's engine lie between them.
+_REUSED_BYTES = 32 * 2**20
 _COUNTED = KVCacheSpec(1, 2, None)  # the least that the cache holds of a token
 
 
@@ -79,15 +83,21 @@ def _attend(
         raise UnsupportedModel(f"{type(module).__name__} attends with {names}, which encoders here do not")
     texts: StepTexts = module.troupe_texts  # type: ignore[assignment]
     rows = [each[0].transpose(0, 1) for each in (query, key, value)]
+    has_groups = query.shape[1] != key.shape[1]
     out = query.new_empty(texts.num_tokens, query.shape[1], value.shape[3])
     for index in texts.groups:
         length, mask = index.shape[1], None
         if sliding_window is not None and length > sliding_window:
             places = torch.arange(length, device=index.device)
             mask = (places[:, None] - places).abs() < sliding_window
-        q, k, v = (each[index].transpose(1, 2) for each in rows)
-        has_groups = query.shape[1] != key.shape[1]
+        # Texts of one length need no copy.
+        is_whole = index.numel() == texts.num_tokens
+        q, k, v = (
+            (each.view(*index.shape, *each.shape[1:]) if is_whole else each[index]).transpose(1, 2) for each in rows
+        )
         part = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=has_groups)
+        if is_whole:
+            return part.transpose(1, 2).flatten(0, 1)[None], None
         out[index] = part.transpose(1, 2)
     return out[None], None
 
@@ -116,7 +126,7 @@ class EncoderModel(nn.Module):
     def __init__(self, source: PreTrainedModel, config: EncoderConfig, ops: Ops | None = None) -> None:
         super().__init__()
         self.config = config
-        self.ops = ops or make_ops()
+        self.ops = _split(ops or make_ops(), source.dtype)
         self.dtype = source.dtype
         self.quantization: Quantization | None = None
         self.weights_hash = b""  # set by the loader
@@ -186,6 +196,7 @@ class EncoderModel(nn.Module):
 
     def repack(self, ops: Ops) -> Iterator[None]:
         """Move to other ops. Repacks one matrix per iteration; steps may run in between."""
+        ops = _split(ops, self.dtype)
         yield from repack_modules(self.source.modules(), self.ops, ops, self.quantization)
         self.ops = ops
 
@@ -197,6 +208,13 @@ class EncoderModel(nn.Module):
 
     def limit_positions(self, max_model_len: int) -> None:
         """Do nothing; see `reserve_positions`."""
+
+
+def _split(ops: Ops, dtype: torch.dtype) -> Ops:
+    """Return the ops with float32 products from several of bfloat16, where that is faster."""
+    if dtype != torch.float32 or ops.pack_split is None:
+        return ops
+    return replace(ops, pack_linear=ops.pack_split)
 
 
 def make_config(source: PreTrainedConfig, where: str) -> EncoderConfig:
@@ -234,6 +252,7 @@ def load(
     ops: Ops | None, seed: int | None = None,
 ) -> EncoderModel:
     """Build the encoder with the weights of the checkpoint, or with random ones by a seed, not packed yet."""
+    map_large_blocks(_REUSED_BYTES)
     if seed is not None:
         with torch.random.fork_rng(devices=[]), torch.device(device):
             torch.manual_seed(seed)

@@ -14,6 +14,7 @@ void with_plain(int32_t kind, const Body& body) {
     switch (kind) {
         case kWeightFloat32: return body(Float32());
         case kWeightFloat32Half: return body(Float32Half());
+        case kWeightSplit: return body(Split());
         default: return body(BFloat16());
     }
 }
@@ -23,6 +24,7 @@ template <class Body>
 void with_product(int32_t kind, const Body& body) {
 #ifdef TROUPE_TILES
     if (kind == kWeightBFloat16 && has_tiles()) return body(Tiled<BFloat16>());
+    if (kind == kWeightSplit && has_tiles()) return body(Tiled<Split>());
 #endif
     if (is_grouped(kind)) return body(Codes());
     with_plain(kind, body);

@@ -35,6 +35,18 @@ struct PanelTiles {
     int64_t count() const { return num_pairs + num_singles; }
 };
 
+// Every pair of panels reads all rows. Beside a matrix that stays in the cache, so do the rows of one turn.
+constexpr int64_t kCachedMatrixBytes = 4 << 20, kCachedRowBytes = 1 << 19, kRowMultiple = 96;
+
+template <class Arithmetic>
+int64_t count_rows_at_once(const Operands<Arithmetic>& operands, const Linear& linear, int64_t rows) {
+    if (ceil_div(linear.out_features, kPanelWidth) * operands.panel_bytes > kCachedMatrixBytes) return rows;
+    int64_t fitting = kCachedRowBytes / (operands.row_words * 4) / kRowMultiple;
+    return (fitting > 1 ? fitting : 1) * kRowMultiple;
+}
+
+int64_t size_of(int32_t dtype) { return dtype == kBFloat16 ? 2 : 4; }
+
 template <class Arithmetic, class To>
 void run_panels(Pool* pool, const Linear& linear, const PackedRows& packed, To* y, int64_t rows) {
     Operands<Arithmetic> operands(linear);
@@ -61,12 +73,19 @@ void run_linear(Pool* pool, const Linear& linear, const void* x, int32_t x_dtype
     if (rows == 0) return;
     with_product(linear.kind, [&](auto arithmetic) {
         using Arithmetic = decltype(arithmetic);
-        PackedRows packed = x_dtype == kBFloat16 ? pack_rows<Arithmetic>(pool, linear, static_cast<const bf16*>(x), rows)
-                                                 : pack_rows<Arithmetic>(pool, linear, static_cast<const float*>(x), rows);
-        if (y_dtype == kBFloat16)
-            run_panels<Arithmetic>(pool, linear, packed, static_cast<bf16*>(y), rows);
-        else
-            run_panels<Arithmetic>(pool, linear, packed, static_cast<float*>(y), rows);
+        int64_t step = count_rows_at_once(Operands<Arithmetic>(linear), linear, rows);
+        int64_t x_bytes = linear.in_features * size_of(x_dtype), y_bytes = linear.out_features * size_of(y_dtype);
+        for (int64_t start = 0; start < rows; start += step) {
+            int64_t size = rows - start < step ? rows - start : step;
+            auto* from = static_cast<const uint8_t*>(x) + start * x_bytes;
+            auto* to = static_cast<uint8_t*>(y) + start * y_bytes;
+            PackedRows packed = x_dtype == kBFloat16 ? pack_rows<Arithmetic>(pool, linear, reinterpret_cast<const bf16*>(from), size)
+                                                     : pack_rows<Arithmetic>(pool, linear, reinterpret_cast<const float*>(from), size);
+            if (y_dtype == kBFloat16)
+                run_panels<Arithmetic>(pool, linear, packed, reinterpret_cast<bf16*>(to), size);
+            else
+                run_panels<Arithmetic>(pool, linear, packed, reinterpret_cast<float*>(to), size);
+        }
     });
 }
 

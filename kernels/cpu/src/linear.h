@@ -10,8 +10,8 @@ namespace troupe {
 
 // Mirrored by `kernels.cpu.weights`.
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1 };
-// The grouped kinds have 4, 6 and 8 bits; the last three have no minimums.
-enum WeightKind : int32_t { kWeightFloat32, kWeightFloat32Half, kWeightBFloat16, kWeightGrouped4, kWeightGrouped6,
+// Split is float32 as two numbers of bfloat16. The grouped kinds have 4, 6 and 8 bits; the last three have no minimums.
+enum WeightKind : int32_t { kWeightFloat32, kWeightFloat32Half, kWeightBFloat16, kWeightSplit, kWeightGrouped4, kWeightGrouped6,
     kWeightGrouped8, kWeightCentred4, kWeightCentred6, kWeightCentred8 };
 
 struct Linear {
@@ -25,7 +25,7 @@ struct Linear {
 
 inline bool is_grouped(int32_t kind) { return kind >= kWeightGrouped4; }
 
-// The bytes of a matrix of the first three kinds.
+// The bytes of a matrix of the first four kinds.
 int64_t packed_bytes(int32_t kind, int64_t out_features, int64_t in_features);
 
 // Write the panels of a row-major matrix [out, in] of one of these kinds.

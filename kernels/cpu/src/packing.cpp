@@ -26,17 +26,29 @@ inline float get(Float32Half, const uint8_t* word, int at) {
 }
 inline float get(BFloat16, const uint8_t* word, int at) { return get(Float32Half(), word, at); }
 
+// Write an input into the words of its output; of a Split the high number, the same again, and the low one.
+template <class Arithmetic>
+void put_input(float value, uint8_t* words, int64_t input, int64_t ins) {
+    constexpr int GROUP = Arithmetic::kGroup;
+    auto put_at = [&](int64_t i, float part) { put(Arithmetic(), part, words + i / GROUP * kPanelBytes, int(i % GROUP)); };
+    put_at(input, value);
+    if constexpr (kIsSplit<Arithmetic>) {
+        put_at(ins + input, value);
+        put_at(2 * ins + input, value - to_float(to_bf16(value)));
+    }
+}
+
 template <class Arithmetic, class From>
 void pack_panel(const From* weight, int64_t panel, int64_t outs, int64_t ins, uint8_t* panels) {
     constexpr int GROUP = Arithmetic::kGroup;
-    int64_t num_groups = ceil_div(ins, GROUP);
+    int64_t num_groups = ceil_div(kRepeats<Arithmetic> * ins, GROUP);
     uint8_t* target = panels + panel * num_groups * kPanelBytes;
     std::memset(target, 0, num_groups * kPanelBytes);
     for (int lane = 0; lane < kPanelWidth && panel * kPanelWidth + lane < outs; ++lane) {
         int64_t output = panel * kPanelWidth + lane;
         const From* row = weight + output * ins;
         for (int64_t i = 0; i < ins; ++i)
-            put(Arithmetic(), to_float(row[i]), target + (i / GROUP) * kPanelBytes + lane * 4, int(i % GROUP));
+            put_input<Arithmetic>(to_float(row[i]), target + lane * 4, i, ins);
     }
 }
 
@@ -44,10 +56,11 @@ void pack_panel(const From* weight, int64_t panel, int64_t outs, int64_t ins, ui
 template <class Arithmetic>
 void unpack_row(const Linear& linear, int64_t output, float* row) {
     constexpr int GROUP = Arithmetic::kGroup;
-    int64_t panel_bytes = ceil_div(linear.in_features, GROUP) * kPanelBytes;
+    int64_t panel_bytes = ceil_div(kRepeats<Arithmetic> * linear.in_features, GROUP) * kPanelBytes;
     const uint8_t* source = linear.panels + output / kPanelWidth * panel_bytes + output % kPanelWidth * 4;
+    auto get_at = [&](int64_t i) { return get(Arithmetic(), source + i / GROUP * kPanelBytes, int(i % GROUP)); };
     for (int64_t i = 0; i < linear.in_features; ++i)
-        row[i] = get(Arithmetic(), source + i / GROUP * kPanelBytes, int(i % GROUP));
+        row[i] = get_at(i) + (kIsSplit<Arithmetic> ? get_at(2 * linear.in_features + i) : 0.0f);
 }
 
 }  // namespace
@@ -55,7 +68,7 @@ void unpack_row(const Linear& linear, int64_t output, float* row) {
 int64_t packed_bytes(int32_t kind, int64_t out_features, int64_t in_features) {
     int64_t bytes = 0;
     with_plain(kind, [&](auto arithmetic) {
-        bytes = ceil_div(out_features, kPanelWidth) * ceil_div(in_features, decltype(arithmetic)::kGroup) * kPanelBytes;
+        bytes = ceil_div(out_features, kPanelWidth) * ceil_div(kRepeats<decltype(arithmetic)> * in_features, decltype(arithmetic)::kGroup) * kPanelBytes;
     });
     return bytes;
 }

@@ -80,6 +80,16 @@ struct BFloat16 {
 #endif
 };
 
+// float32 activations and weights, each as the sum of two numbers of bfloat16, high and low. Of their four products
+// high * high, low * high and high * low are one product of bfloat16 with three times the inputs; low * low is less than
+// 2^-16 of the result, and left out.
+struct Split : BFloat16 {};
+template <class Arithmetic>
+constexpr bool kIsSplit = std::is_base_of_v<Split, Arithmetic>;
+// How often an input of a product comes in its words.
+template <class Arithmetic>
+constexpr int kRepeats = kIsSplit<Arithmetic> ? 3 : 1;
+
 // Codes in groups of inputs, see `grouped.h`.
 struct Codes {
     static constexpr int kGroup = 4, kWords = 1;

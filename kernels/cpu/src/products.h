@@ -20,9 +20,10 @@ struct Operands {
             panel_bytes = groups.panel_bytes();
             row_words = groups.count * groups.size / 4;
         } else {
-            num_groups = ceil_div(linear.in_features, Arithmetic::kGroup);
+            int64_t inputs = kRepeats<Arithmetic> * linear.in_features;
+            num_groups = ceil_div(inputs, Arithmetic::kGroup);
             panel_bytes = num_groups * kPanelBytes;
-            row_words = ceil_div(linear.in_features, kRowInputs<Arithmetic>) * kRowWords<Arithmetic>;
+            row_words = ceil_div(inputs, kRowInputs<Arithmetic>) * kRowWords<Arithmetic>;
             row_factors = 0;
         }
     }
@@ -62,6 +63,19 @@ void convert(const From* x, To* out, int64_t count, int64_t padded) {
     for (i = count; i < padded; ++i) from_float(0.0f, out + i);
 }
 
+// A row's high numbers, its low ones, and the high ones again, with zeros up to the end of its last group.
+template <class From>
+void split(const From* x, bf16* out, int64_t count, int64_t padded) {
+    for (int64_t i = 0; i < count; i += kLanes) {
+        int lanes = int(count - i < kLanes ? count - i : kLanes);
+        Vec value = load_first(x + i, lanes);
+        store_first(out + i, value, lanes);
+        store_first(out + count + i, sub(value, load_first(out + i, lanes)), lanes);
+    }
+    std::memcpy(out + 2 * count, out, count * sizeof(bf16));
+    std::memset(out + 3 * count, 0, (padded - 3 * count) * sizeof(bf16));
+}
+
 // Pack rows [start, start + size), a block of a product, in the order of the arithmetic. `row(i)` points to the numbers
 // of row i of the block; `line` has room for the words of one row.
 template <class Arithmetic, class Row>
@@ -78,7 +92,10 @@ void pack_block(
             constexpr int WORDS = kRowWords<Arithmetic>, INPUTS = kRowInputs<Arithmetic>;
             int64_t num_groups = operands.row_words / WORDS;
             using Word = std::conditional_t<std::is_base_of_v<BFloat16, Arithmetic>, bf16, float>;
-            convert(row(i), reinterpret_cast<Word*>(line), linear.in_features, num_groups * INPUTS);
+            if constexpr (kIsSplit<Arithmetic>)
+                split(row(i), reinterpret_cast<Word*>(line), linear.in_features, num_groups * INPUTS);
+            else
+                convert(row(i), reinterpret_cast<Word*>(line), linear.in_features, num_groups * INPUTS);
             place(line, num_groups, WORDS, words + i * WORDS, int64_t(size) * WORDS);
         }
     }
@@ -93,6 +110,8 @@ void multiply_block(
         packed.factors + start * operands.row_factors, linear.group_size};
     if constexpr (std::is_same_v<Arithmetic, Codes>)
         multiply_codes(linear.kind, product, size);
+    else if constexpr (kIsSplit<Arithmetic>)
+        multiply_tile<std::conditional_t<kIsTiled<Arithmetic>, Tiled<BFloat16>, BFloat16>>(product, size, panels);
     else
         multiply_tile<Arithmetic>(product, size, panels);
 }

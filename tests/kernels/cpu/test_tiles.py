@@ -57,6 +57,21 @@ def test_bfloat16_sums_in_the_order_of_the_instruction(tiles: NativeOps, shape: 
         assert torch.equal(tiles.linear(x, with_bias, bias), (sums + bias.float()).bfloat16())
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_float32_product_of_three_is_exact_to_16_bits_in_any_batch(tiles: NativeOps, shape: tuple[int, int]) -> None:
+    x, weight, bias = make_operands(40, shape, torch.float32)
+    pack = tiles.make_ops().pack_split
+    assert pack is not None
+    packed = pack(weight, bias, None)
+    exact = x.double() @ weight.double().T + bias.double()
+    bound = x.double().abs() @ weight.double().abs().T * 2**-15 + 1e-6
+    found = tiles.linear(x, packed, bias)
+    assert bool(((found - exact).abs() < bound).all())
+    for rows in (1, 17, 33):
+        assert torch.equal(tiles.linear(x[:rows], packed, bias), found[:rows])
+    assert torch.allclose(tiles.unpack_linear(packed), weight, rtol=2**-16, atol=0)
+
+
 def assemble(architecture: str, folder: Path) -> str:
     """The code of the products on tiles; the test is skipped where the compiler does not know the processor."""
     compiler = shutil.which("g++") or pytest.skip("no g++ found")
