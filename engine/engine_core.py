@@ -106,7 +106,7 @@ class EngineCore:
         transfer = await self._open_transfer(scheduler)
         self.scheduler = SchedulerActor(
             scheduler, tell_executor=self.executor.tell, tell_grammar=self.grammar.tell,
-            deliver=self._deliver,
+            deliver=self._deliver, count_grammars=self.grammar.count_cached,
         )
         self.executor.deliver, self.executor.tell_grammar = self.scheduler.tell, self.grammar.tell
         self.opener = Opener(

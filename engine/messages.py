@@ -188,6 +188,11 @@ class CoreStats(msgspec.Struct, frozen=True):
     kv_saved_tokens: int = 0
     prefix_cache_stateless: int = 0
     prefix_cache_windowless: int = 0
+    num_grammars_cached: int = 0
+    num_grammars_retired: int = 0
+    dead_ends_no_token: int = 0
+    dead_ends_limit: int = 0
+    dead_ends_slow: int = 0
 
 
 class KVEvents(msgspec.Struct, frozen=True):

@@ -233,6 +233,15 @@ class EngineStats:
         "Tokens loaded from the store of several cores, in each group of layers."] = 0
     kv_saved_tokens: Annotated[int, "counter", "kv_transfer_saved_tokens",
         "Tokens saved in the store of several cores."] = 0
+    num_grammars_cached: Annotated[int, "gauge", "grammars_cached", "Compiled grammars that are kept."] = 0
+    num_grammars_retired: Annotated[int, "counter", "grammars_retired",
+        "Compiled grammars dropped for newer ones, or because they had grown."] = 0
+    dead_ends_no_token: Annotated[int, "counter", "dead_ends_no_token",
+        "Completions whose grammar and sampling parameters together allowed no token."] = 0
+    dead_ends_limit: Annotated[int, "counter", "dead_ends_limit",
+        "Completions whose grammar met a limit of its engine."] = 0
+    dead_ends_slow: Annotated[int, "counter", "dead_ends_slow",
+        "Completions whose grammar took too much processor time."] = 0
     num_preemptions: Annotated[int, "counter", "num_preemptions",
         "Times a running request lost its blocks."] = 0
     num_steps: Annotated[int, "counter", "engine_steps", "Steps of the engine."] = 0

@@ -110,6 +110,10 @@ class GrammarCompiler:
         with self._lock:
             return self._in_flight.get(spec)
 
+    def count_cached(self) -> tuple[int, int]:
+        """Return how many grammars are cached, and how many have been dropped."""
+        return len(self._cache), self._cache.num_retired
+
     def _find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         refusal, end = self._refusals.get(spec, (None, 0.0))
         if refusal is not None and time.monotonic() < end:
@@ -224,6 +228,7 @@ class GrammarCache:
         self._max_num_programs = max_num_programs
         # Spec -> its grammar, and the memory of both when it was new.
         self._entries: OrderedDict[GrammarSpec, tuple[CompiledGrammar, int]] = OrderedDict()
+        self.num_retired = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -239,6 +244,7 @@ class GrammarCache:
             return None
         if compiled.program.usage.grown_bytes > MAX_GROWTH_BYTES:
             del self._entries[spec]
+            self.num_retired += 1
             return None
         self._entries.move_to_end(spec)
         return compiled
@@ -254,6 +260,7 @@ class GrammarCache:
         while num_bytes > self._max_bytes or len(self) > self._max_num_programs:
             _, (oldest, size) = self._entries.popitem(last=False)
             num_bytes -= size + oldest.program.usage.grown_bytes
+            self.num_retired += 1
 
 
 def find_tool_refusal(style: ToolStyle, schema: Mapping[str, Any]) -> UnsupportedGrammar | None:

@@ -108,6 +108,10 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
             compiled = await self._compile_in_thread(spec)
         return compiled, GrammarInfo(compiled.backend, time.monotonic() - start, compiled.plan)
 
+    def count_cached(self) -> tuple[int, int]:
+        """Return how many grammars the compiler keeps, and how many it has dropped."""
+        return (0, 0) if self._compiler is None else self._compiler.count_cached()
+
     async def _compile_in_thread(self, spec: GrammarSpec) -> CompiledGrammar:
         begun: asyncio.Future[None] = self._loop.create_future()
         pending = None if self._compiler is None else self._compiler.find_pending(spec)

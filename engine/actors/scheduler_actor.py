@@ -41,6 +41,7 @@ class SchedulerActor:
     def __init__(
         self, scheduler: Scheduler, tell_executor: Callable[[ExecutorInbox], None],
         tell_grammar: Callable[[GrammarInbox], None], deliver: Callable[[CoreOutput], None],
+        count_grammars: Callable[[], tuple[int, int]],
     ) -> None:
         self._inbox: deque[SchedulerInbox] = deque()
         self._wake = asyncio.Event()
@@ -49,6 +50,7 @@ class SchedulerActor:
         self._tell_executor = tell_executor
         self._tell_grammar = tell_grammar
         self._deliver = deliver
+        self._count_grammars = count_grammars  # (cached, retired)
         self._with_grammar: set[int] = set()
         self._idle_since: float | None = None  # since when the executor has no step
         self._num_step_tokens = 0
@@ -115,6 +117,7 @@ class SchedulerActor:
                 if self.scheduler.drafts is not None:
                     self.scheduler.drafts.take_answers(drafts)
                 for each in failed:
+                    self.scheduler.state.dead_ends[each.cause] += each.handle in self.scheduler
                     self._publish(self.scheduler.abort([each.handle], each.finish_reason, each.error))
             case DropAdapter(digest=digest):
                 if self.scheduler.state.adapters is not None:
@@ -138,6 +141,7 @@ class SchedulerActor:
         mask_times, self._mask_times_s = self._mask_times_s, []
         step_tokens, self._step_tokens = self._step_tokens, []
         state, pool = scheduler.state, kv_cache.pool
+        num_cached, num_retired = self._count_grammars()
         # Positional: it is made in every step.
         return CoreStats(
             *(len(state.batch.requests), state.num_steps, scheduler.num_open_steps, self._num_step_tokens),
@@ -152,6 +156,11 @@ class SchedulerActor:
             kv_saved_tokens=0 if self._transfers is None else self._transfers.num_saved_tokens,
             prefix_cache_stateless=kv_cache.num_stateless_tokens,
             prefix_cache_windowless=kv_cache.num_windowless_tokens,
+            num_grammars_cached=num_cached,
+            num_grammars_retired=num_retired,
+            dead_ends_no_token=state.dead_ends["no_token"],
+            dead_ends_limit=state.dead_ends["limit"],
+            dead_ends_slow=state.dead_ends["slow"],
         )
 
     def _publish(self, new_tokens: NewTokens) -> None:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -27,6 +27,8 @@ from engine.messages import (
 from engine.outputs import FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
+# Why a matcher failed: a limit of its engine, too much processor time, or a fault of ours.
+FailureCause = Literal["limit", "slow", "fault"]
 # Reported instead of a token id when none can be sampled.
 BROKEN_LOGITS = -1  # the largest logit is not a number
 NO_TOKEN_LEFT = -2  # the request's constraints forbid every token
@@ -170,7 +172,11 @@ class GrammarFailed(msgspec.Struct, frozen=True):
 
     handle: int
     error: str
-    finish_reason: FinishReason  # "dead_end" if the grammar caused it, "error" for an engine fault
+    cause: FailureCause
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return "error" if self.cause == "fault" else "dead_end"
 
 
 class GrammarReport(msgspec.Struct, frozen=True):

@@ -113,6 +113,7 @@ class AnswerReader:
         for count, token_id in enumerate(token_ids):
             if token_id == NO_TOKEN_LEFT:
                 error = request.describe_dead_end()
+                self._state.dead_ends["no_token"] += 1
                 return count, self._state.finish(request, "dead_end", error=error, logprobs=logprobs)
             if token_id == BROKEN_LOGITS:
                 self._state.forget(request)

@@ -19,17 +19,17 @@ import numpy as np
 
 from engine.core.actor_messages import (
     DraftTarget,
+    FailureCause,
     FillMasks,
     FindDrafts,
     GrammarFailed,
     MaskTarget,
     StepMasks,
 )
-from engine.outputs import FinishReason
 from engine.spec.forced import ForcedDrafts
 from grammar import GrammarError, Matcher, Usage, allocate_bitmask, fill_draft_bitmask, is_panic, is_set
 
-Problem = tuple[str, FinishReason]  # why a request cannot go on, and how it ends
+Problem = tuple[str, FailureCause]  # why a request cannot go on
 
 # A program whose mask takes more processor time is slow: its next NUM_APART masks are filled apart, so that other rows
 # do not wait. The time by the clock would also count other work of a busy machine.
@@ -263,14 +263,14 @@ class GrammarManager:
             self._kept.setdefault(handle, []).append(token_id)
         return failed
 
-    def _fail(self, handle: int, problem: str, finish_reason: FinishReason) -> GrammarFailed:
+    def _fail(self, handle: int, problem: str, cause: FailureCause) -> GrammarFailed:
         self.drop([handle])
-        return GrammarFailed(handle, problem, finish_reason)
+        return GrammarFailed(handle, problem, cause)
 
 
 def describe_slow(what: str, time_s: float, limit_s: float) -> Problem:
     text = f"the grammar is too slow: {what} took {time_s:.2g} s of processor time; the limit is {limit_s:g} s"
-    return text, "dead_end"
+    return text, "slow"
 
 
 def accept(matcher: Matcher, token_id: int, is_apart: bool = False) -> Problem | None:
@@ -285,8 +285,8 @@ def accept(matcher: Matcher, token_id: int, is_apart: bool = False) -> Problem |
             logger.exception("a matcher failed")
         return describe_problem(error)
     if matcher.error is not None:  # it met one of its limits
-        return matcher.error, "dead_end"
-    return f"token {token_id} is not allowed by the grammar", "error"
+        return matcher.error, "limit"
+    return f"token {token_id} is not allowed by the grammar", "fault"
 
 
 def fill_rows(matchers: list[Matcher], drafts: list[list[int]], bitmask: np.ndarray) -> dict[int, Problem]:
@@ -311,15 +311,15 @@ def fill_rows(matchers: list[Matcher], drafts: list[list[int]], bitmask: np.ndar
                 problems[at] = describe_problem(error)
     for at, matcher in enumerate(matchers):
         if at not in problems and matcher.error is not None:  # a limit was hit; the row allows nothing
-            problems[at] = matcher.error, "dead_end"
+            problems[at] = matcher.error, "limit"
     return {
-        at: (f"the grammar could not go on: {problem}", reason) for at, (problem, reason) in problems.items()
+        at: (f"the grammar could not go on: {problem}", cause) for at, (problem, cause) in problems.items()
     }
 
 
 def describe_problem(error: BaseException) -> Problem:
-    """A GrammarError is a dead end; any other error is a fault of the engine."""
-    return (str(error), "dead_end") if isinstance(error, GrammarError) else (repr(error), "error")
+    """A GrammarError is a limit of the grammar; any other error is a fault of the engine."""
+    return (str(error), "limit") if isinstance(error, GrammarError) else (repr(error), "fault")
 
 
 def is_fault(error: BaseException) -> bool:

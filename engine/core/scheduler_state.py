@@ -7,6 +7,7 @@ requests have both, finished requests are removed.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,7 @@ class SchedulerState:
         self.rows = SlotPool(config.max_num_seqs)
         self.num_steps = 0  # planned so far
         self.num_preemptions = 0
+        self.dead_ends: Counter[str] = Counter()  # completions by cause
         self.removed_rows: list[int] = []  # freed since the last plan
         self._has_stages = config.num_stages > 1
         self._kv_cache = kv_cache

@@ -69,6 +69,7 @@ async def test_the_compiler_of_a_large_vocabulary_is_built_without_a_grammar(
         else:
             assert not await asyncio.sleep(0.3, built)
         await asyncio.gather(answer(engine, GOOD), answer(engine, make_held(1)))
+        assert engine.stats().num_grammars_cached == 2
     assert len(built) == 1
 
 

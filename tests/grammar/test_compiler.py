@@ -35,6 +35,8 @@ def test_the_cache_is_bounded_in_bytes_and_drops_the_least_recently_used():
         assert compiler.compile(specs[0]) is first
     assert compiler.compile(specs[1]) is not second
     assert compiler._cache.num_bytes <= 800_000
+    num_cached, num_retired = compiler.count_cached()
+    assert num_cached + num_retired == len(specs) + 1 and num_retired > 0
 
 
 def test_llguidance_compiles_long_grammars_in_the_pool_for_them():

@@ -138,12 +138,12 @@ def test_a_dropped_request_gets_no_mask_and_fails_nobody(compiler: GrammarCompil
 @pytest.mark.parametrize(
     ("fault", "accepted", "told"),
     [
-        (None, [(BAD, 26)], ("token 26 is not allowed by the grammar", "error")),
-        (InvalidGrammar("out of fuel"), [(BAD, 1)], ("out of fuel", "dead_end")),
-        ("out of fuel", [(BAD, 1)], ("out of fuel", "dead_end")),
-        (FAULT, [], ("the engine has a fault", "error")),
-        (FAULT, [(BAD, 1)], ("the engine has a fault", "error")),
-        (PanicException("it gave up"), [(BAD, 1)], ("it gave up", "error")),
+        (None, [(BAD, 26)], ("token 26 is not allowed by the grammar", "fault")),
+        (InvalidGrammar("out of fuel"), [(BAD, 1)], ("out of fuel", "limit")),
+        ("out of fuel", [(BAD, 1)], ("out of fuel", "limit")),
+        (FAULT, [], ("the engine has a fault", "fault")),
+        (FAULT, [(BAD, 1)], ("the engine has a fault", "fault")),
+        (PanicException("it gave up"), [(BAD, 1)], ("it gave up", "fault")),
     ],
 )
 def test_a_failure_ends_only_the_request_it_belongs_to(
@@ -158,7 +158,7 @@ def test_a_failure_ends_only_the_request_it_belongs_to(
         manager.open(BAD, FaultyMatcher(fault))  # type: ignore[arg-type]
     targets = [MaskTarget(0, ONE), MaskTarget(1, BAD, ids(drafts)), MaskTarget(2, OTHER)]
     masks, (failed,), _ = manager.fill(FillMasks(0, [*accepted, (OTHER, ids("x")[0])], targets))
-    assert (failed.handle, failed.finish_reason) == (BAD, told[1]) and told[0] in failed.error
+    assert (failed.handle, failed.cause) == (BAD, told[1]) and told[0] in failed.error
     assert masks.indices.tolist() == [0, 2] and len(manager) == 2
     assert [read_mask(row) for row in masks.bitmask] == [ids("a"), ids("y")]
 
@@ -268,7 +268,7 @@ def test_a_slow_matcher_that_fails_or_ends_meanwhile_gets_no_mask(
     apart.fill()
     masks, failed, _ = manager.finish(apart)
     assert (masks.indices.tolist(), masks.ended, len(masks.bitmask)) == ([], [1], 0)
-    assert [each.error[:23] for each in failed] == ([] if is_dropped else ["the grammar is too slow"])
+    assert [each.cause for each in failed] == ([] if is_dropped else ["slow"])
     assert len(manager) == 1 and (matcher.usage.longest_s == 0.0) is is_dropped
 
 

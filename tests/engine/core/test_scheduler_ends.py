@@ -94,6 +94,7 @@ def test_constraints_that_leave_no_token_are_a_dead_end_of_their_request_alone()
     assert finish_of(house, "stuck") == ("dead_end", None)
     expected = "after 0 tokens of output no token satisfies grammar and allowed_token_ids and bad_words"
     assert house.ended["stuck"][0].error == expected
+    assert house.scheduler.state.dead_ends == {"no_token": 1}
     house.add(make_request("after", prompt, 2))
     house.run()
     assert house.ended["after"][0].num_cached_tokens == 28, "its KV is sound"
