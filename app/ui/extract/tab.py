@@ -33,7 +33,7 @@ from app.ui.extract.pages import Opened, open_path, show_page
 from app.ui.extract.run import NO_TEXT, ExtractRun, add_example, choose_tab
 from app.ui.extract.schema_panel import BEGIN_CHANGE, END_CHANGE, SchemaPanel, dump
 from app.ui.extract.shown import Shown, digest, restore
-from app.ui.owner import find_owner
+from app.ui.owner import describe_keeping, find_owner
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.schema.suggest import TASK, propose_schema, read_names
 from app.ui.scripts import read_script
@@ -230,8 +230,10 @@ class ExtractTab(ExtractRun):
 
     async def open(self, kept: Mapping[str, Any], request: gr.Request) -> AsyncGenerator[Update, None]:
         """Open the project of this browser tab, or the proof, while the page opens."""
-        project = str(kept.get("project") or "")
-        found = await self.store.run(objects.get, find_owner(request), "project", project) if project else None
+        project, owner = str(kept.get("project") or ""), find_owner(request)
+        if owner.startswith(objects.GUEST):
+            gr.Info(describe_keeping(self.store, owner))
+        found = await self.store.run(objects.get, owner, "project", project) if project else None
         if found is not None:
             body = found.body
             opened = await self._open_again(body.get("path"))
@@ -241,7 +243,7 @@ class ExtractTab(ExtractRun):
             if (record := body["record"]) is not None:
                 shown = await asyncio.to_thread(restore, record, record["text"], record["schema"])
                 shown = replace(shown, opened=opened)
-                trust = await self._read_trust(find_owner(request), shown.schema)
+                trust = await self._read_trust(owner, shown.schema)
                 drawn |= self.desk.draw(shown) | {self.trust: render_trust(trust)}
                 drawn[self.source_tabs] = gr.update(selected=choose_tab(shown))
                 drawn |= {self.page: page} if (page := await find_first_page(shown)) is not None else {}

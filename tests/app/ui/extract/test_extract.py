@@ -242,11 +242,16 @@ async def test_a_record_is_saved_as_it_was_corrected() -> None:
         save_record("csv", None)
 
 
-async def test_the_page_opens_with_an_extraction_unless_a_text_is_here(tmp_path: Path) -> None:
+async def test_the_page_opens_with_an_extraction_unless_a_text_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(gr, "Info", said.append)
     (path := tmp_path / "sample.txt").write_text("Ada, 36")
     tab, engine = make_tab()
     tab.examples = Examples({"invoice": SCHEMA}, {PROOF: path})
     updates = [read(tab, update) async for update in tab.open({"is_new": True}, REQUEST)]
+    assert "takes no cookie" in said[0]
     assert updates[0].text == "Ada, 36" and PROOF in updates[0].name and "Ada" in updates[-1].fields
     assert [update async for update in tab.open({}, REQUEST)] == [gr.skip()] and len(engine.requests) == 1
     engine.refusal = "an encoder generates no text"
