@@ -123,6 +123,8 @@ def _read_weights(
 
 def _check(config: PreTrainedConfig) -> None:
     """Refuse configs that the paged cache cannot serve."""
+    if config.model_type.startswith("gemma3n"):
+        raise UnsupportedModel("Gemma 3n is not run: in chunks, its logits differ by 4e-5 from those of a whole prompt")
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel("quantization_config: quantized checkpoints are not supported by this backend")
     if config.is_encoder_decoder:

@@ -54,6 +54,14 @@ def test_models_that_leak_are_refused(model_type: str, tmp_path: Path) -> None:
         read_model_config(tmp_path, "transformers")
 
 
+@pytest.mark.parametrize("model_type", ["gemma3n", "gemma3n_text"])
+def test_gemma_3n_is_refused_by_name(model_type: str, tmp_path: Path) -> None:
+    """Not for a package that its images need."""
+    CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="Gemma 3n is not run"):
+        read_model_config(tmp_path)
+
+
 @pytest.mark.parametrize("model_type", LEAKY)
 def test_the_probe_alone_finds_leaks(model_type: str) -> None:
     with pytest.raises(UnsupportedModel, match="logits differ by"):

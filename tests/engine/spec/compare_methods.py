@@ -19,6 +19,7 @@ from tests.engine.mixed_requests import TIGHT, Completion, MixedRequest, make_mi
 from tests.engine.spec.mtp_folders import FAMILIES as MTP_FAMILIES
 from tests.engine.spec.mtp_folders import write_mtp_folder
 from tests.engine.tokenizer_folders import make_byte_level_folder
+from tests.kernels.cpu.conftest import require_library
 
 VOCAB_SIZE = 3072
 METHODS: dict[str, dict[str, Any]] = {
@@ -88,6 +89,7 @@ async def compare(names: list[str], requests: list[MixedRequest], **more: Any) -
 
 
 async def main(num_requests: int, names: list[str]) -> None:
+    require_library()  # other ops would run until it is built, with other bits
     if others := [name for name in names if name != "mtp"]:
         await compare(others, make_mixed_requests(0, VOCAB_SIZE, num_requests))
     for family in MTP_FAMILIES if "mtp" in names else ():
