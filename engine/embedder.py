@@ -123,11 +123,11 @@ class Embedder:
         if max_tokens is not None:
             prompts, cut = await asyncio.to_thread(self._cut_prompts, prompts, max_tokens, spec.max_tokens)
         outputs = await self._pool(prompts, Pooling(spec.kind), spec.max_tokens, name, options)
+        pooled = [_vector_of(output) for output in outputs]
+        vectors = await asyncio.to_thread(lambda: [spec.finish(each, dimensions) for each in pooled])
         return [
-            Embedding(
-                _finish(output, spec, dimensions), len(output.prompt_token_ids), output.num_cached_tokens, is_cut
-            )
-            for output, is_cut in zip(outputs, cut, strict=True)
+            Embedding(vector, len(output.prompt_token_ids), output.num_cached_tokens, is_cut)
+            for vector, output, is_cut in zip(vectors, outputs, cut, strict=True)
         ]
 
     async def score(
@@ -334,9 +334,11 @@ class Embedder:
     async def _read_spec(self) -> EmbeddingSpec:
         if self._spec is None:
             try:
-                self._spec = await asyncio.to_thread(read_embedding_spec, self._engine.config.model)
+                spec = await asyncio.to_thread(read_embedding_spec, self._engine.config.model)
+                spec.check_layers(self._engine.model_config.hidden_size)
             except ConfigError as error:
                 raise InvalidRequest(f"this model makes no embeddings: {error}", "model") from error
+            self._spec = spec
         return self._spec
 
 
@@ -344,14 +346,6 @@ def _vector_of(output: RequestOutput) -> np.ndarray:
     if output.pooled is None:
         raise InvalidRequest(f"the request ended without a vector: {output.outputs[0].error}", "input")
     return output.pooled
-
-
-def _finish(output: RequestOutput, spec: EmbeddingSpec, dimensions: int | None) -> np.ndarray:
-    vector = _vector_of(output)[:dimensions]
-    if not spec.is_normalized:
-        return vector
-    length = float(np.linalg.norm(vector.astype(np.float64)))
-    return (vector / max(length, 1e-12)).astype(np.float32)
 
 
 def _cosine(one: np.ndarray, other: np.ndarray) -> float:

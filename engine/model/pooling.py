@@ -1,23 +1,26 @@
 """Reads from a checkpoint's files how its hidden states become an embedding. What they do not say is refused.
 
-modules.json              Transformer, Pooling, and Normalize if vectors have length 1 (sentence-transformers)
+modules.json              sentence-transformers' Transformer, Pooling, Dense, and Normalize if vectors have length 1
 1_Pooling/config.json     last token, mean, or first token (cls)
+2_Dense/                  a matrix for the pooled vector, such as the two of EmbeddingGemma, and an activation
 config.json               the lengths to which vectors may be cut (matryoshka)
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from engine.errors import ConfigError, InvalidRequest
-from engine.model.checkpoint import read_json_object, resolve_checkpoint
+from engine.model.checkpoint import read_json_object, read_tensors, resolve_checkpoint
 from engine.sampling_params import PoolingKind
 
 _PATTERNS = (
-    *("modules.json", "*/config.json", "config.json"),
+    *("modules.json", "*/config.json", "*_Dense/model.safetensors", "config.json"),
     *("sentence_bert_config.json", "config_sentence_transformers.json"),
 )
 # Older files have a flag per mode; newer ones have `pooling_mode`.
@@ -25,6 +28,22 @@ _FLAGS: dict[str, PoolingKind] = {
     "pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls",
 }
 _MODES: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """y = activation(W x + b) of a vector, float32."""
+
+    weight: np.ndarray  # [out, in]
+    bias: np.ndarray | None  # [out]
+    is_tanh: bool  # else there is no activation
+
+    def apply(self, vector: np.ndarray) -> np.ndarray:
+        """Return the layer's output for one vector, alone: a product of several would have other bits."""
+        y: np.ndarray = self.weight @ vector
+        if self.bias is not None:
+            y = y + self.bias
+        return np.tanh(y) if self.is_tanh else y
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +56,39 @@ class EmbeddingSpec:
     max_tokens: int | None = None  # longest text; None: as the model
     is_lowered: bool = False  # texts are written in lower case first
     lengths: tuple[int, ...] | None = None  # lengths to which vectors may be cut; (): any; None: none
+    layers: tuple[DenseLayer, ...] = field(default=(), repr=False)  # of the pooled vector, in order
+
+    def finish(self, pooled: np.ndarray, dimensions: int | None) -> np.ndarray:
+        """Return the embedding of a text, [dimensions] float32, from its pooled hidden states."""
+        for layer in self.layers:
+            pooled = layer.apply(pooled)
+        vector = pooled[:dimensions]
+        if not self.is_normalized:
+            return vector
+        length = float(np.linalg.norm(vector.astype(np.float64)))
+        return (vector / max(length, 1e-12)).astype(np.float32)
+
+    def check_layers(self, size: int) -> None:
+        """Check that each layer takes what the one before gives; the first one hidden states of this size.
+
+        Raises:
+            ConfigError: names the sizes.
+        """
+        for number, layer in enumerate(self.layers, 1):
+            if layer.weight.shape[1] != size:
+                raise ConfigError(f"Dense module {number} takes {layer.weight.shape[1]} numbers, and gets {size}")
+            size = len(layer.weight)
 
     def check_dimensions(self, dimensions: int, size: int) -> None:
         """Check the length that a request wants its vectors cut to.
 
+        Args:
+            size: of the hidden states.
+
         Raises:
             InvalidRequest: names the allowed lengths, or the key that the model's files lack.
         """
+        size = len(self.layers[-1].weight) if self.layers else size
         if self.lengths is None:
             if dimensions == size:
                 return
@@ -80,7 +125,8 @@ def read_activation(path_or_name: str | Path) -> bool:
 
 
 def _read_spec(folder: Path) -> EmbeddingSpec:
-    places = _read_modules(folder)
+    modules = _read_modules(folder)
+    places = dict(modules)
     pooling = folder / places["Pooling"] / "config.json"
     bert = _read_if_present(folder / places["Transformer"] / "sentence_bert_config.json")
     max_tokens = bert.get("max_seq_length")
@@ -91,27 +137,48 @@ def _read_spec(folder: Path) -> EmbeddingSpec:
         max_tokens=max_tokens if isinstance(max_tokens, int) else None,
         is_lowered=bert.get("do_lower_case") is True,
         lengths=_read_lengths(folder / "config.json"),
+        layers=tuple(_read_dense(folder / place) for name, place in modules if name == "Dense"),
     )
 
 
-def _read_modules(folder: Path) -> dict[str, str]:
-    """Return the folder of each module by its class name."""
+def _read_modules(folder: Path) -> list[tuple[str, str]]:
+    """Return class name and folder of each module, in order."""
     path = folder / "modules.json"
     if not path.is_file():
         raise ConfigError(f"{folder} has no modules.json, so it does not say how embeddings are made")
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))
-        places = {str(each["type"]).rpartition(".")[2]: str(each["path"]) for each in modules}
+        places = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in modules]
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{path} must be a list of modules with type and path: {error!r}") from error
-    foreign = [name for name in places if name not in ("Transformer", "Pooling", "Normalize")]
-    if foreign or not {"Transformer", "Pooling"} <= set(places):
+    names = [name for name, _ in places]
+    layers = ["Dense"] * names.count("Dense")
+    if names not in (parts := ["Transformer", "Pooling", *layers], [*parts, "Normalize"]):
         raise ConfigError(
-            f"{path} has the modules {', '.join(places)}; Transformer, Pooling and Normalize are supported"
+            f"{path} has the modules {', '.join(names)}; Transformer, Pooling, Dense and Normalize are supported, in "
+            "this order"
         )
-    if any(Path(place).is_absolute() or ".." in Path(place).parts for place in places.values()):
+    if any(Path(place).is_absolute() or ".." in Path(place).parts for _, place in places):
         raise ConfigError(f"{path}: a path of a module must be inside the folder")
     return places
+
+
+def _read_dense(folder: Path) -> DenseLayer:
+    data = read_json_object(folder / "config.json")
+    name = str(data.get("activation_function", "Tanh")).rpartition(".")[2]
+    if name not in ("Tanh", "Identity"):
+        raise ConfigError(f"{folder}/config.json: the activation {name} is not supported; Tanh and Identity are")
+    file = folder / "model.safetensors"
+    if not file.is_file():
+        raise ConfigError(f"{file} is missing; weights of a Dense module are read from safetensors only")
+    tensors = {name: tensor.float().numpy().copy() for name, tensor in read_tensors([file])}
+    wanted: dict[str, tuple[Any, ...]] = {"linear.weight": (data.get("out_features"), data.get("in_features"))}
+    if data.get("bias", True):
+        wanted["linear.bias"] = (data.get("out_features"),)
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    if found != wanted:
+        raise ConfigError(f"{file} has the tensors {found}; its config.json says {wanted}")
+    return DenseLayer(tensors["linear.weight"], tensors.get("linear.bias"), name == "Tanh")
 
 
 def _read_kind(path: Path) -> PoolingKind:

@@ -98,7 +98,7 @@ def add_dense(folder: Path) -> None:
         (remove_modules, "has no modules.json"),
         (remove_pooling, "1_Pooling/config.json is missing"),
         (pool_by_cls, "pooling_mode=cls is for encoders"),
-        (add_dense, "has the modules Transformer, Pooling, Normalize, Dense"),
+        (add_dense, "has the modules Transformer, Pooling, Normalize, Dense.*in this order"),
     ],
 )
 def test_what_the_files_do_not_say_is_refused(change: Callable[[Path], None], reason: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer as RustTokenizer
 from transformers import PreTrainedModel
 
@@ -64,6 +65,56 @@ def test_vectors_are_pooled_as_the_files_say(mode: str, tmp_path: Path) -> None:
         assert each.vector == pytest.approx((vector / vector.norm()).numpy(), abs=1e-5)
     expected = found[0].vector[:8] / np.linalg.norm(found[0].vector[:8])
     assert short.vector == pytest.approx(expected, abs=1e-6)
+
+
+def add_dense(folder: Path, sizes: list[tuple[int, int]], activation: str, has_bias: bool) -> list[torch.nn.Module]:
+    """Add layers between pooling and normalisation, as sentence-transformers writes those of EmbeddingGemma."""
+    modules = json.loads((folder / "modules.json").read_text())
+    layers: list[torch.nn.Module] = []
+    for number, (num_inputs, num_outputs) in enumerate(sizes, 2):
+        place = folder / f"{number}_Dense"
+        place.mkdir()
+        linear = torch.nn.Linear(num_inputs, num_outputs, bias=has_bias)
+        tensors = {f"linear.{name}": each.data for name, each in linear.named_parameters()}
+        save_file(tensors, place / "model.safetensors")
+        data = {"in_features": num_inputs, "out_features": num_outputs, "bias": has_bias}
+        data["activation_function"] = f"torch.nn.modules.{activation}"
+        (place / "config.json").write_text(json.dumps(data))
+        modules.insert(number, {"path": place.name, "type": "sentence_transformers.models.Dense"})
+        layers += [linear, torch.nn.Tanh() if "Tanh" in activation else torch.nn.Identity()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return layers
+
+
+@pytest.mark.parametrize(("activation", "has_bias"), [("linear.Identity", False), ("activation.Tanh", True)])
+def test_vectors_pass_through_the_dense_layers_of_the_files(activation: str, has_bias: bool, tmp_path: Path) -> None:
+    reference = make_encoder_folder(tmp_path, "gemma3_text", matryoshka_dimensions=[8, 40])
+    layers = add_dense(tmp_path, [(32, 64), (64, 40)], activation, has_bias)
+    tokenizer = RustTokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    with LLM(str(tmp_path)) as llm:
+        found, (short,) = llm.embed(TEXTS), llm.embed([TEXTS[0]], dimensions=8)
+    for text, each in zip(TEXTS, found, strict=True):
+        hidden = compute_hidden(reference, tokenizer.encode(text).ids).mean(0)
+        with torch.inference_mode():
+            expected = torch.nn.functional.normalize(torch.nn.Sequential(*layers)(hidden), dim=0)
+        assert each.vector == pytest.approx(expected.numpy(), abs=1e-5)
+    assert short.vector == pytest.approx(found[0].vector[:8] / np.linalg.norm(found[0].vector[:8]), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "activation", "message"),
+    [
+        ([(32, 64), (32, 8)], "linear.Identity", "Dense module 2 takes 32 numbers, and gets 64"),
+        ([(32, 64)], "activation.GELU", "the activation GELU is not supported; Tanh and Identity are"),
+    ],
+)
+def test_dense_layers_that_do_not_fit_are_refused(
+    sizes: list[tuple[int, int]], activation: str, message: str, tmp_path: Path
+) -> None:
+    make_encoder_folder(tmp_path)
+    add_dense(tmp_path, sizes, activation, has_bias=False)
+    with LLM(str(tmp_path)) as llm, pytest.raises(InvalidRequest, match=message):
+        llm.embed(["hello"])
 
 
 def score_alone(model: PreTrainedModel, tokenizer: RustTokenizer, first: str, second: str) -> float:
