@@ -9,6 +9,7 @@ matcher.fill_next_token_bitmask(bitmask)
 
 from .backend import (
     CompiledGrammar,
+    MaskClock,
     Matcher,
     OuterMatcher,
     Program,
@@ -33,7 +34,7 @@ from .xml.validator import XmlValidator
 
 __all__ = [
     "ArgumentReader", "CompiledGrammar", "GrammarCompiler", "GrammarError", "GrammarLimits", "GrammarSpec",
-    "InvalidGrammar", "Matcher", "OuterMatcher", "OutputCheck", "PlanEntry", "Program", "Reasoning",
+    "InvalidGrammar", "MaskClock", "Matcher", "OuterMatcher", "OutputCheck", "PlanEntry", "Program", "Reasoning",
     "SchemaValidator", "StoppableMatcher", "ToolStyle", "UnsupportedGrammar", "Usage", "Vocabulary",
     "XmlValidator", "allocate_bitmask", "fill_bitmask", "fill_draft_bitmask", "find_tool_refusal", "is_panic",
     "is_set", "list_tool_styles", "make_tool_spec", "read_spaces", "read_spec",

@@ -27,7 +27,16 @@ from engine.core.actor_messages import (
     StepMasks,
 )
 from engine.spec.forced import ForcedDrafts
-from grammar import GrammarError, Matcher, Usage, allocate_bitmask, fill_draft_bitmask, is_panic, is_set
+from grammar import (
+    GrammarError,
+    MaskClock,
+    Matcher,
+    Usage,
+    allocate_bitmask,
+    fill_draft_bitmask,
+    is_panic,
+    is_set,
+)
 
 Problem = tuple[str, FailureCause]  # why a request cannot go on
 
@@ -146,12 +155,12 @@ class GrammarManager:
         self, order: FindDrafts, forced: ForcedDrafts
     ) -> list[DraftTarget]:
         """Answer each target. Matchers of slow programs get no drafts."""
-        answers = []
+        answers, clock = [], MaskClock()
         for target in order.targets:
             matcher = self._matchers.get(target.handle)
             answer = DraftTarget(target.handle, "", [])
             if matcher is not None and not self._is_apart(target.handle, matcher):
-                start = time.thread_time()
+                clock.take()
                 try:
                     answer = forced.answer(matcher, target)
                 except BaseException as error:
@@ -159,7 +168,7 @@ class GrammarManager:
                         raise
                 if matcher.error is not None:
                     answer = DraftTarget(target.handle, "", [])
-                if time.thread_time() - start > SLOW_MASK_S:
+                if clock.take() > SLOW_MASK_S:
                     matcher.usage.num_apart = NUM_APART
             answers.append(answer)
         return answers

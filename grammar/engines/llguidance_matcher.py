@@ -1,6 +1,5 @@
 """LLGuidanceMatcher: a request's state in a grammar of llguidance; the matchers of a grammar share its Template."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,7 +7,6 @@ import numpy as np
 from llguidance import LLMatcher
 
 from ..backend import MAX_FORCED_BYTES, Matcher, Usage
-from ..bitmask import check_bitmask
 from ..errors import InvalidGrammar
 from ..match.number_bound import NumberBound
 from .llguidance_engines import Complaint, Engines
@@ -130,10 +128,8 @@ class LLGuidanceMatcher(Matcher):
     def fill_draft(self, draft: Sequence[int], bitmask: np.ndarray, row: int) -> int:
         if not draft or self.scout is not None or not self.is_plain_text(draft):
             return super().fill_draft(draft, bitmask, row)
-        start = time.thread_time()
         num_valid: int = self.engine.validate_tokens(list(draft))
         span = range(row, row + num_valid + 1)
-        check_bitmask(bitmask, [row, span[-1]])
         address, row_bytes = bitmask.ctypes.data + row * bitmask.strides[0], 4 * self.vocabulary.num_words
         # The stubs of llguidance lack it.
         fill = self.engine.unsafe_compute_mask_ptr_with_draft_token  # type: ignore[attr-defined]
@@ -142,7 +138,6 @@ class LLGuidanceMatcher(Matcher):
             bitmask[span] = 0
         for place, each in enumerate(span):
             self._bound_number(bitmask[each], draft[:place])
-        self.usage.note_mask((time.thread_time() - start) / len(span))
         return num_valid
 
     def _bound_number(self, words: np.ndarray, draft: Sequence[int] = ()) -> None:
