@@ -1,7 +1,6 @@
 """CSV tables as a pattern: typed columns, a header, one delimiter, fields in quotes where they may be."""
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -20,21 +19,19 @@ DATE = EXACT_PATTERNS["date"].removeprefix("^").removesuffix("$")
 SCALAR_PATTERNS = {"integer": INTEGER, "number": NUMBER, "boolean": BOOLEAN, "date": DATE}
 
 
-class Table(Struct):
+class Table(Struct, forbid_unknown_fields=True):
     """A description of tables: name of a column -> its type, or the values allowed."""
 
     columns: Annotated[dict[str, Type | Annotated[list[str], Meta(min_length=1)]], Meta(min_length=1)]
-    has_header: bool
-    delimiter: Literal[",", ";", "\t", "|"]
-    is_quoting: bool
+    has_header: bool = True
+    delimiter: Literal[",", ";", "\t", "|"] = ","
+    is_quoting: bool = True
 
 
-def describe_table(
-    columns: Mapping[str, str | Sequence[str]], has_header: bool, delimiter: str, is_quoting: bool
-) -> dict[str, Any]:
+def describe_table(written: Any) -> dict[str, Any]:
     """Return a table as a JSON value, checked."""
-    written = {"columns": columns, "has_header": has_header, "delimiter": delimiter, "is_quoting": is_quoting}
     table = read_description(written, Table, "CSV table")
+    delimiter, is_quoting = table["delimiter"], table["is_quoting"]
     for name, kind in table["columns"].items():
         for text in (name, *(kind if isinstance(kind, list) else ())):
             write_field(text, delimiter, is_quoting)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, get_args
 
-from .csv_table import Table, describe_table
+from .csv_table import describe_table
 from .engines.lark import check_lark, remove_quoted
 from .errors import InvalidGrammar, naming
 from .regex.text import ends_in_escape
 from .schema.dialect import check_well_formed
 from .tags.structural_tag import describe_tags, list_leaves, name_place
-from .xml.tree import Document, describe_document
+from .xml.tree import describe_document
 
 Kind = Literal[
     "json_schema", "json_object", "regex", "choice", "ebnf", "lark", "csv", "xml", "structural_tag", "tool_calls"
@@ -28,8 +28,6 @@ PROPERTY_ORDERS = get_args(PropertyOrder)
 
 # What files and requests write; "grammar" is EBNF or Lark, whichever it proves to be.
 KINDS = ("json_schema", "regex", "choice", "grammar", "ebnf", "lark", "csv", "xml", "structural_tag")
-# Kind -> the fields of its object.
-PARTS = {"csv": Table.__struct_fields__, "xml": Document.__struct_fields__}
 BACKENDS = ("llguidance", "xgrammar", "outlines_core")
 MAX_SPEC_BYTES = 256 * 1024
 MAX_NESTING_DEPTH = 64
@@ -157,21 +155,25 @@ class GrammarSpec:
 
     @classmethod
     def csv(
-        cls, columns: Mapping[str, str | Sequence[str]], has_header: bool = True, delimiter: str = ",",
-        is_quoting: bool = True, backend: str | None = None,
+        cls, columns: Mapping[str, str | Sequence[str]], backend: str | None = None, **options: Any
     ) -> "GrammarSpec":
-        """Accept CSV tables with these columns: name -> type, or a list of the values allowed."""
-        table = describe_table(columns, has_header, delimiter, is_quoting)
-        return cls("csv", dump_json(table, "csv"), backend=backend)
+        """Accept CSV tables with these columns: name -> type, or a list of the values allowed.
+
+        Args:
+            options: the other fields of a `csv_table.Table`.
+        """
+        return cls("csv", dump_json(describe_table({"columns": columns, **options}), "csv"), backend=backend)
 
     @classmethod
     def xml(
-        cls, root: Mapping[str, Any], definitions: Mapping[str, Any] | None = None, declaration: str = "none",
-        whitespace: Whitespace = "spaced", backend: str | None = None,
+        cls, root: Mapping[str, Any], whitespace: Whitespace = "spaced", backend: str | None = None, **options: Any
     ) -> "GrammarSpec":
-        """Accept XML documents with this tree of elements, whose format xml/tree.py documents."""
-        document = describe_document(root, definitions, declaration)
-        return cls("xml", dump_json(document, "xml"), whitespace, backend)
+        """Accept XML documents with this tree of elements, whose format xml/tree.py documents.
+
+        Args:
+            options: the other fields of an `xml.tree.Document`.
+        """
+        return cls("xml", dump_json(describe_document({"root": root, **options}), "xml"), whitespace, backend)
 
     @classmethod
     def structural_tag(
@@ -315,15 +317,5 @@ def read_spec(
         if not isinstance(parsed, list):
             raise InvalidGrammar("a choice is a list of strings")
         return GrammarSpec.choice(parsed, backend)
-    if not isinstance(parsed, Mapping):
-        raise InvalidGrammar(f"{kind} is an object, not {type(parsed).__name__}")
-    fields: dict[str, Any] = {"root": parsed} if kind == "xml" and "name" in parsed else dict(parsed)
-    unknown = [str(key) for key in fields if key not in PARTS[kind]]
-    if unknown:
-        known = ", ".join(PARTS[kind])
-        raise InvalidGrammar(f"{kind} has the unknown field {unknown[0][:80]!r}; known are {known}")
-    # The first one has no default.
-    fields.setdefault(PARTS[kind][0], None)
-    if kind == "csv":
-        return GrammarSpec.csv(**fields, backend=backend)
-    return GrammarSpec.xml(**fields, whitespace=whitespace, backend=backend)
+    described = describe_table(parsed) if kind == "csv" else describe_document(parsed)
+    return GrammarSpec("csv" if kind == "csv" else "xml", dump_json(described, kind), whitespace, backend)

@@ -63,23 +63,24 @@ class Particle(Struct, forbid_unknown_fields=True, omit_defaults=True):
     max: Count | UnsetType | None = UNSET
 
 
-class Document(Struct):
-    """A whole description."""
+class Document(Struct, forbid_unknown_fields=True):
+    """A whole description.
 
-    root: Particle
-    definitions: dict[str, Particle]
-    declaration: Literal["none", "optional", "required"]
-
-
-def describe_document(root: Any, definitions: Any = None, declaration: str = "none") -> Json:
-    """Return a document as a JSON value, checked.
-
-    Args:
+    Attributes:
         root: the element that is the whole document.
         definitions: name -> element, for {"ref": name}; they may contain themselves.
         declaration: whether the text begins with `<?xml version="1.0" encoding="UTF-8"?>`.
     """
-    written = {"root": root, "definitions": {} if definitions is None else definitions, "declaration": declaration}
+
+    root: Particle
+    definitions: dict[str, Particle] = {}
+    declaration: Literal["none", "optional", "required"] = "none"
+
+
+def describe_document(written: Any) -> Json:
+    """Return a document, or its root alone, as a JSON value, checked."""
+    if isinstance(written, Mapping) and "name" in written:
+        written = {"root": written}
     document = read_description(written, Document, "XML document")
     known = document["definitions"]
     places = {"/root": document["root"]} | {join_pointer("/definitions", name): known[name] for name in known}

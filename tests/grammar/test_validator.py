@@ -83,7 +83,7 @@ SPECS = {
     "choice": (GrammarSpec.choice(["yes", "no"]), "yes", ["ye", "maybe", ""]),
     "csv": (GrammarSpec.csv({"s, t": "string", "n": "integer", "k": ["a", 'b"']}), '"s, t",n,k\n"x,y",1,"b"""\n,-2,a',
             ["s,n,k", '"s, t",n,k\nx,1', '"s, t",n,k\nx,1.5,a', '"s, t",n,k\nx,1,c', '"s, t",n,k\n"x,1,a']),
-    "csv without quotes": (GrammarSpec.csv({"n": "number", "d": "date"}, False, ";", False),
+    "csv without quotes": (GrammarSpec.csv({"n": "number", "d": "date"}, has_header=False, delimiter=";", is_quoting=False),
                            "1.5;2024-02-29", ["1.5;2023-02-29", "1,2024-02-29", "1.5"]),
     "xml": (GrammarSpec.xml({"name": "a", "children": [{"name": "b", "text": "integer", "max": 2}]}), "<a><b>1</b></a>",
             ["<a/>", "<a><b>x</b></a>", "<a>"]),

@@ -88,7 +88,7 @@ def test_white_space_and_declaration_are_as_asked(byte_compiler):
 @pytest.mark.parametrize(
     ("spec", "good", "bad"),
     [
-        (GrammarSpec.xml(TREE, {"n": TREE}), ["<n/>", '<n v=""><n><n/></n><n/></n>'],
+        (GrammarSpec.xml(TREE, definitions={"n": TREE}), ["<n/>", '<n v=""><n><n/></n><n/></n>'],
          ["<n><n/><n/><n/></n>", "<n><m/></n>"]),
         (GrammarSpec.xml({"name": "a", "children": [{"sequence": OPTIONAL, "min": 2, "max": None}]}),
          ["<a/>", "<a><b/><c/><b/></a>", "<a><c/><c/><c/></a>"], ["<a><d/></a>"]),
@@ -128,7 +128,7 @@ def test_the_validator_resolves_no_entities(kind):
 
 def test_the_validator_refuses_what_is_nested_too_deeply_for_python():
     deep = "<n>" * 5000 + "</n>" * 5000
-    deep_spec = GrammarSpec.xml(TREE | {"children": [{"ref": "n", "min": 0}]}, {"n": TREE})
+    deep_spec = GrammarSpec.xml(TREE | {"children": [{"ref": "n", "min": 0}]}, definitions={"n": TREE})
     assert not XmlValidator(deep_spec.text).is_valid(deep)
 
 
