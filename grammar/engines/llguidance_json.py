@@ -72,9 +72,5 @@ def join_grammars(parts: Sequence[str]) -> str:
 
 def join_lark(lark: str, grammars: Iterable[str]) -> str:
     """Return the text of a Lark grammar, and of the grammars that it calls."""
-    return join_grammars([json.dumps({"lark_grammar": HEADER + lark}), *map(take_parts, grammars)])
-
-
-def take_parts(grammar: str) -> str:
-    """Return the grammars of a text, to stand beside others."""
-    return grammar.removeprefix(_BEGIN).removesuffix(_END)
+    called = (grammar.removeprefix(_BEGIN).removesuffix(_END) for grammar in grammars)
+    return join_grammars([json.dumps({"lark_grammar": HEADER + lark}), *called])

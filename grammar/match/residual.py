@@ -176,7 +176,8 @@ class ResidualMatcher(OuterMatcher):
             if deciding is not None and prefix not in deciding and b"\\" not in prefix:
                 continue
             if prefix not in verdicts:
-                verdicts[prefix] = len(verdicts) < self._num_checks and self._is_end_allowed(token_id)
+                is_tried = len(verdicts) < self._num_checks
+                verdicts[prefix] = is_tried and bool(advance(self._state, self._text, prefix + b'"', self._is_fine))
             if not verdicts[prefix]:
                 wrong.append(token_id)
         clear_bits(words, wrong)
@@ -191,10 +192,6 @@ class ResidualMatcher(OuterMatcher):
         siblings = read_elements(bytes(self._text[frame.start : self._state.start]))
         spelt = [spell(each) for each in siblings if isinstance(each, str)]
         return frozenset(each[len(content) :] for each in spelt if each.startswith(content))
-
-    def _is_end_allowed(self, token_id: int) -> bool:
-        end = self._checks.tokens.prefixes[token_id] + b'"'
-        return advance(self._state, self._text, end, self._is_fine) is not None
 
     def _is_candidate_allowed(self, token_id: int) -> bool:
         token = self._checks.tokens.token_bytes[token_id]

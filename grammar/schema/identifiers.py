@@ -72,7 +72,8 @@ class Identifiers:
         identifier = schema.get("id" if dialect is DRAFT_4 else "$id", "")
         if not isinstance(identifier, str):
             return
-        check_identifier(identifier, pointer)
+        if not is_reference(identifier):
+            raise InvalidGrammar(f"$id at {pointer or '#'}: {identifier!r} is no URI reference", pointer)
         base = self._bases[self.find_resource(pointer)]
         uri, _, anchor = join_uri(base, identifier).partition("#")
         if identifier.partition("#")[0]:
@@ -91,13 +92,12 @@ class Identifiers:
         self._places[name] = pointer if self._places.get(name, pointer) == pointer else None
 
 
-def check_identifier(identifier: str, pointer: str) -> None:
-    """Refuse an identifier that is no URI reference, which a validator could not read."""
+def is_reference(identifier: str) -> bool:
+    """Return whether an identifier is a URI reference; others a validator could not read."""
     try:
-        if identifier:
-            jsonschema_rs.Draft7Validator({"$id": identifier}, offline=True)
-    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
-        raise InvalidGrammar(f"$id at {pointer or '#'}: {identifier!r} is no URI reference", pointer) from error
+        return not identifier or bool(jsonschema_rs.Draft7Validator({"$id": identifier}, offline=True))
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError):
+        return False
 
 
 def join_uri(base: str, ref: str) -> str:

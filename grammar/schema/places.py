@@ -1,7 +1,7 @@
 """Where in an instance a residual check applies unconditionally."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,7 +110,9 @@ class PlaceMap:
         checks = [check for node in ordered if (check := self._make_check(node)) is not None]
         distinct = [node for node in ordered if self._is_left(node, "uniqueItems")]
         named = [node.keywords["propertyNames"] for node in ordered if self._is_left(node, "propertyNames")]
-        names = make_names([each for each in named if isinstance(each, Node)])
+        listed = [each for each in named if isinstance(each, Node)]
+        about_names = tuple(Check(node, ("propertyNames",)) for node in listed)
+        names = Place(None, frozenset(listed), about_names, False) if listed else None
         is_above = any(self._reach(child) for node in nodes for child in self._list_sure(node))
         return Place(
             map=self, nodes=nodes, checks=(*extra, *checks),
@@ -129,18 +131,12 @@ class PlaceMap:
         places, items = node.get("prefixItems", ()), node.get("items", True)
         return [*list_properties(node).values(), *others, *places, items]
 
-    def _list_conditional(self, node: Node) -> Iterator[Schema]:
-        """Yield the schemas that apply conditionally, or to a part that the value itself determines."""
-        sure = {id(child) for child in self._list_sure(node)}
-        for path, child in iterate_children(node):
-            if path[0] != "allOf" and id(child) not in sure:
-                yield child
-
     def _make_check(self, node: Node) -> Check | None:
         """Return the check of a node: its own residual keywords, and those that apply under a condition."""
-        keywords = [*self._dropped.get(node, ())]
-        for child in self._list_conditional(node):
-            keywords.extend(self._reach(child))
+        keywords, sure = [*self._dropped.get(node, ())], {id(child) for child in self._list_sure(node)}
+        for path, child in iterate_children(node):
+            if path[0] != "allOf" and id(child) not in sure:
+                keywords.extend(self._reach(child))
         names = dict.fromkeys(node.written_name(keyword) for keyword in keywords)
         return Check(node, tuple(names)) if keywords else None
 
@@ -152,13 +148,6 @@ class PlaceMap:
             found = (self._dropped.get(node, ()) for node in iterate_nodes([start]))
             self._reachable[start] = frozenset(itertools.chain.from_iterable(found))
         return self._reachable[start]
-
-
-def make_names(named: list[Node]) -> Place | None:
-    """Return the place of an object's property names, None when they are not checked."""
-    if not named:
-        return None
-    return Place(None, frozenset(named), tuple(Check(node, ("propertyNames",)) for node in named), False)
 
 
 def expand(starts: Iterable[Schema | None]) -> frozenset[Node]:

@@ -6,12 +6,11 @@ A schema with a keyword that this module does not know is read into nodes (`read
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..errors import InvalidGrammar
 from ..regex.dialects import read_ecma
 from ..regex.text import ends_in_escape
 from .exactness import LONG_ESCAPED, MAX_BOUND, is_long_escaped
 from .formats import CHECKED_FORMATS, ENGINE_FORMATS, EXACT_PATTERNS
-from .identifiers import check_identifier
+from .identifiers import is_reference
 from .keywords import ASSERTIONS, STRUCTURE_KEYWORDS, TYPES_OF_KEYWORD
 from .patterns import make_safe
 
@@ -80,7 +79,8 @@ class _Reading:
         keys = {key for key in schema if not is_note(key)}
         if schema is self._root:
             keys -= {*_DEFINITIONS}
-            if any(not is_identifier(schema[key]) for key in keys & {"$id", "id"}):
+            names = [schema[key] for key in keys & {"$id", "id"}]
+            if not all(isinstance(name, str) and is_reference(name) for name in names):
                 return False
             keys -= {"$id", "id"}
         if "$ref" in keys or "anyOf" in keys:
@@ -120,14 +120,6 @@ class _Reading:
 def is_note(key: str) -> bool:
     """Return whether a keyword is an annotation, by its name or because no keyword has that name."""
     return key not in _MEANT
-
-
-def is_identifier(value: Any) -> bool:
-    try:
-        check_identifier(value, "")
-    except InvalidGrammar:
-        return False
-    return isinstance(value, str)
 
 
 def _is_plain(key: str, schema: dict[str, Any], types: set[str]) -> bool:

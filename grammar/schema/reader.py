@@ -103,6 +103,7 @@ class _Reader:
         if context.scope or self._identifiers.dynamic:
             context = Context(context.named, self._extend(context.scope, node.pointer))
         drops_siblings = context.named is not None and context.named.ignores_ref_siblings
+        annotates = context.named is not None and context.named.annotates_formats
         is_alone = drops_siblings and isinstance(raw.get("$ref"), str)
         for keyword, value in raw.items():
             if keyword in REFERENCES and isinstance(value, str):
@@ -110,7 +111,7 @@ class _Reader:
                 # Keep `$ref` at its position among the keywords, and present for the rewriting rules.
                 node.keywords["$ref"] = None
                 node.origin.setdefault("$ref", keyword)
-            elif keyword in ASSERTIONS and not is_annotation(keyword, value, context.named):
+            elif keyword in ASSERTIONS and not (annotates and keyword == "format" and value in CHECKED_FORMATS):
                 node.keywords[keyword] = self._read_value(node.pointer, keyword, value, context)
                 if is_alone:
                     node.drop(keyword)
@@ -156,11 +157,6 @@ class _Reader:
         name = "" if keyword == "$recursiveRef" else ref.partition("#")[2]
         own = self._identifiers.dynamic.get(self._identifiers.find_resource(target), {})
         return dict(context.scope).get(name, target) if own.get(name) == target else target
-
-
-def is_annotation(keyword: str, value: Any, named: Dialect | None) -> bool:
-    is_rare = keyword == "format" and value in CHECKED_FORMATS
-    return is_rare and named is not None and named.annotates_formats
 
 
 def check_target(schema: dict[str, Any] | bool, pointer: str, dialect: Dialect) -> None:

@@ -75,6 +75,7 @@ def test_a_part_is_read_with_the_references_of_the_whole(identifier):
     assert validator.is_valid(None) and not validator.is_valid(1)
 
 
+BARE = {"has_header": False, "delimiter": ";", "is_quoting": False}
 SPECS = {
     "json_schema": (GrammarSpec.json_schema({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}),
                     "[1, 2]", ["[1, 1]", "[1", '["a"]']),
@@ -83,8 +84,8 @@ SPECS = {
     "choice": (GrammarSpec.choice(["yes", "no"]), "yes", ["ye", "maybe", ""]),
     "csv": (GrammarSpec.csv({"s, t": "string", "n": "integer", "k": ["a", 'b"']}), '"s, t",n,k\n"x,y",1,"b"""\n,-2,a',
             ["s,n,k", '"s, t",n,k\nx,1', '"s, t",n,k\nx,1.5,a', '"s, t",n,k\nx,1,c', '"s, t",n,k\n"x,1,a']),
-    "csv without quotes": (GrammarSpec.csv({"n": "number", "d": "date"}, has_header=False, delimiter=";", is_quoting=False),
-                           "1.5;2024-02-29", ["1.5;2023-02-29", "1,2024-02-29", "1.5"]),
+    "csv without quotes": (GrammarSpec.csv({"n": "number", "d": "date"}, **BARE), "1.5;2024-02-29",
+                           ["1.5;2023-02-29", "1,2024-02-29", "1.5"]),
     "xml": (GrammarSpec.xml({"name": "a", "children": [{"name": "b", "text": "integer", "max": 2}]}), "<a><b>1</b></a>",
             ["<a/>", "<a><b>x</b></a>", "<a>"]),
 }  # fmt: skip
