@@ -102,7 +102,7 @@ class GroupedInt:
 
     def dequantize(self) -> Tensor:
         """Return the matrix [out, in] in float32."""
-        weight = torch.empty(self.shape)
+        weight = torch.empty(self.shape, device=self.codes.device)
         for start in range(0, len(weight), _ROWS_AT_ONCE):
             part, target = (each[start : start + _ROWS_AT_ONCE] for each in (self.codes, weight))
             scales = self._spread(self.scales, start)

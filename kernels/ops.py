@@ -385,6 +385,8 @@ class Ops:
     unpack_rows: Callable[[PackedWeight, Tensor], Tensor] | None = None
     # As `pack_linear`, for float32 products that are exact to 2^-16 only and faster; None: they would not be faster.
     pack_split: PackLinear | None = None
+    # (x, packed weight, bias) -> silu(gate) * up of the halves of x W^T + b; None: `linear`, then `silu_mul`.
+    gated_linear: Callable[[Tensor, PackedWeight, Tensor | None], Tensor] | None = None
     # Whether a matrix that must also stay as it is (an embedding that is the head too) deserves a packed copy.
     packs_shared: bool = False
     # Whether `pack_linear` takes a matrix in grouped codes, and keeps them.

@@ -80,9 +80,9 @@ def load_model(
         config = read_model_config(path_or_name)
     has_codes = config.weight_format is not None
     keeps_codes = has_codes and ops is not None and ops.takes_grouped and quantization in (None, "int4")
-    is_native = ops is not None and ops.unpack_rows is not None
+    is_native = ops is not None and ops.unpack_rows is not None and device.type == "cpu"
     kept = cache if sharding == ONE_RANK else None
-    loading = Loading(quantization, keeps_codes, keeps_tensors=is_native)
+    loading = Loading(quantization, keeps_codes, keeps_tensors=is_native or keeps_codes)
     num_ranks = sharding.size
     with check_weight_memory(
         path_or_name, config, dtype, device, quantization, is_native, keeps_codes, num_ranks

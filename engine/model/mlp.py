@@ -37,6 +37,10 @@ class MLP(nn.Module):
         self.down_proj = make_row_linear(whole, hidden, spec.mlp_bias, sharding, dtype, device, int4_as="int6")
 
     def forward(self, hidden: Tensor, ops: Ops, adapters: StepAdapters | None = None) -> Tensor:
+        is_gated_silu = self._style.activation == "silu" and self._style.is_gated
+        if is_gated_silu and adapters is None and ops.gated_linear is not None:
+            activated = ops.gated_linear(hidden, self.gate_up_proj.packed, self.gate_up_proj.bias)
+            return self.down_proj(activated)
         inner = self.gate_up_proj(hidden, adapters=adapters)
         if self._style.activation == "silu":
             activated = ops.silu_mul(inner)

@@ -2,8 +2,7 @@
 
 int8   CUDA: one scale per output channel, activations rounded per token: int8 times int8, summed in int32
 fp8    the same with float8 (e4m3); CUDA only
-int4   CUDA: groups of 128 inputs, one scale and zero point each, activations as they are; bfloat16 only
-       CPU, int8 too: see `kernels.grouped`; activations rounded to int8 per group
+int4   see `kernels.grouped`; activations rounded to int8 per group; on the CPU int8 too
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from torch import Tensor
 from kernels.grouped import GroupedInt, GroupedRows, round_grouped
 from kernels.ops import PackedWeight, Quantization
 
-INT4_GROUP = 128
-_INT4_TILES = 8
 _INT8_MAX = 127.0
 _FP8 = torch.float8_e4m3fn
 _FP8_MAX = torch.finfo(_FP8).max
@@ -97,8 +94,6 @@ def pack_quantized(weight: Tensor, quantization: Quantization) -> QuantizedWeigh
         case "int8":
             return Int8Weight(weight) if weight.is_cuda else GroupedIntWeight(round_grouped(weight, 8))
         case "int6" | "int4":
-            if weight.is_cuda:
-                return Int4Weight(weight)
             return GroupedIntWeight(round_grouped(weight, 4 if quantization == "int4" else 6))
 
 
@@ -148,31 +143,6 @@ class Fp8Weight:
         return (self.values.float() * self.scales.t()).to(self._dtype)
 
 
-class Int4Weight:
-    """W4A16: weights in groups of 128 inputs with 16 levels between their smallest and greatest value."""
-
-    def __init__(self, weight: Tensor) -> None:
-        if weight.dtype != torch.bfloat16:
-            raise ValueError(f"int4 needs bfloat16 weights, not {weight.dtype}; use --dtype bfloat16")
-        if weight.shape[1] % INT4_GROUP or weight.shape[0] % 8:
-            raise ValueError(
-                f"int4 needs inputs in groups of {INT4_GROUP} and outputs in eights, not {list(weight.shape)}"
-            )
-        self.levels, self.scales_and_zeros = round_groups(weight)
-        octets = (self.levels[:, ::2] << 4 | self.levels[:, 1::2]).to(torch.uint8)
-        self.packed = torch._convert_weight_to_int4pack(octets, _INT4_TILES)
-        # The levels are needed once, when the weight moves to other ops; keeping them would take eight times the
-        # memory.
-        del self.levels
-
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        result = torch._weight_int4pack_mm(x, self.packed, INT4_GROUP, self.scales_and_zeros)
-        return result if bias is None else result + bias
-
-    def unpack(self) -> Tensor:
-        raise NotImplementedError("int4 matrices stay as they are")
-
-
 class GroupedIntWeight:
     """Codes times activations of 8 bits, slowly: for machines without a compiler, and the reference of native ops."""
 
@@ -208,17 +178,3 @@ def round_rows(x: Tensor, greatest: float, dtype: torch.dtype = torch.int8) -> t
     if dtype == torch.int8:
         values = values.round_()
     return values.clamp_(-greatest, greatest).to(dtype), scales
-
-
-def round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each group of inputs to 16 levels.
-
-    Returns (levels [out, in] int32, 0 to 15; scales and middles [in / 128, out, 2] bfloat16) with
-    (levels - 8) * scale + middle near the weight, as torch's product reads them.
-    """
-    groups = weight.float().unflatten(1, (-1, INT4_GROUP))
-    low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
-    scales = ((high - low) / 15).clamp_(min=1e-6)
-    levels = ((groups - low) / scales).round_().clamp_(0, 15).int().flatten(1)
-    middles = low + 8 * scales
-    return levels, torch.cat((scales, middles), dim=-1).transpose(0, 1).bfloat16().contiguous()

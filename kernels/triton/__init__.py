@@ -1,4 +1,4 @@
-"""The ops as Triton kernels, one per file, for CUDA devices; matrix products stay with torch and cuBLAS.
+"""The ops as Triton kernels, one per file, for CUDA devices; products in 16 bits and of int8 and fp8 are torch's.
 
 What is imported here imports triton, which only machines with a GPU need: `engine.device.ops_choice` finds it by name.
 """
@@ -6,6 +6,7 @@ What is imported here imports triton, which only machines with a GPU need: `engi
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -17,6 +18,7 @@ from kernels.triton.experts import pack_experts, run_experts, unpack_experts
 from kernels.triton.gated_norm import gated_norm
 from kernels.triton.gather_inputs import gather_inputs
 from kernels.triton.launch import FLOATS
+from kernels.triton.linear import gated_linear, linear, pack_linear, unpack_linear, unpack_rows
 from kernels.triton.lora import LoraOp
 from kernels.triton.norm_rope_store import norm_rope_store
 from kernels.triton.paged_attention import estimate_scratch, paged_attention
@@ -47,7 +49,13 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         norm_rope_store=norm_rope_store,
         make_plan=make_plan,
         paged_attention=paged_attention,
-        pack_experts=pack_experts,
+        linear=linear,
+        gated_linear=gated_linear,
+        pack_linear=partial(pack_linear, device=device),
+        unpack_linear=unpack_linear,
+        unpack_rows=unpack_rows,
+        takes_grouped=True,
+        pack_experts=partial(pack_experts, device=device),
         choose_experts=choose_experts,
         run_experts=run_experts,
         unpack_experts=unpack_experts,

@@ -6,20 +6,25 @@ at once. A row's sums are the same whatever the other rows of its tile; tiles ar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops import ExpertWeights, Quantization
+from kernels.grouped import Bits, RoundedRows
+from kernels.ops import ExpertRows, ExpertWeights, GatedActivation, Quantization
 from kernels.triton.launch import FUSED, check_contiguous, check_float, check_shape
+from kernels.triton.linear import CodedWeight, describe, load_weight, pack_rows, unpack_linear
 from kernels.triton.routing import group_pairs
 
 # Rows of a tile, and those that an expert has on average from which the tile is used.
 LOADS = ((64, 48), (16, 0))
 BLOCK_OUT = 64
-BLOCK_BYTES = 128  # of a row of weights in a step of the inner loop
 BLOCK_COMBINE = 1024
+# Of gate and up, and of down.
+BITS: dict[str, tuple[Bits, Bits]] = {"int4": (4, 6), "int6": (6, 6), "int8": (8, 8)}
 
 
 @triton.jit
@@ -27,6 +32,7 @@ def expert_gate_up_kernel(
     inner_ptr: tl.tensor,
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    lines_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     pairs_ptr: tl.tensor,
     tile_experts_ptr: tl.tensor,
@@ -34,8 +40,13 @@ def expert_gate_up_kernel(
     ends_ptr: tl.tensor,
     alpha: tl.tensor,
     limit: tl.tensor,
+    NUM_EXPERTS: tl.constexpr,
     WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
     SIZE: tl.constexpr,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
     TOP_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
@@ -53,19 +64,25 @@ def expert_gate_up_kernel(
     output = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     is_output = output < SIZE
     x_rows = x_ptr + token[:, None] * WIDTH
-    gate_rows = weight_ptr + (expert * (2 * SIZE) + output)[:, None] * WIDTH
-    up_rows = gate_rows + SIZE * WIDTH
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    NUM_OUTPUTS: tl.constexpr = NUM_EXPERTS * 2 * SIZE
+    first = expert * (2 * SIZE) + output
     gate = tl.zeros([BLOCK_ROWS, BLOCK_OUT], dtype=tl.float32)
     up = tl.zeros([BLOCK_ROWS, BLOCK_OUT], dtype=tl.float32)
-    for start in range(0, WIDTH, BLOCK_IN):
-        column = start + tl.arange(0, BLOCK_IN)
-        is_column = (column < WIDTH)[None, :]
-        x = tl.load(x_rows + column[None, :], mask=is_row[:, None] & is_column, other=0.0)
-        is_weight = is_output[:, None] & is_column
-        gate_weight = tl.load(gate_rows + column[None, :], mask=is_weight, other=0.0)
-        up_weight = tl.load(up_rows + column[None, :], mask=is_weight, other=0.0)
-        gate += tl.dot(x, tl.trans(gate_weight), input_precision="ieee")
-        up += tl.dot(x, tl.trans(up_weight), input_precision="ieee")
+    for start in range(0, HALF, BLOCK_IN):
+        for part in tl.static_range(2 if BITS == 4 else 1):
+            column = part * HALF + start + tl.arange(0, BLOCK_IN)
+            x = tl.load(x_rows + column[None, :], mask=is_row[:, None] & (column < WIDTH)[None, :], other=0.0)
+            weight = load_weight(
+                weight_ptr, lines_ptr, first, is_output, start,
+                NUM_OUTPUTS, WIDTH, HALF, BITS, ZERO, part, GROUP, BLOCK_IN, DTYPE,
+            )  # fmt: skip
+            gate += tl.dot(x, tl.trans(weight), input_precision="ieee")
+            weight = load_weight(
+                weight_ptr, lines_ptr, first + SIZE, is_output, start,
+                NUM_OUTPUTS, WIDTH, HALF, BITS, ZERO, part, GROUP, BLOCK_IN, DTYPE,
+            )  # fmt: skip
+            up += tl.dot(x, tl.trans(weight), input_precision="ieee")
     if HAS_BIAS:
         bias_row = bias_ptr + expert * (2 * SIZE) + output
         gate += tl.load(bias_row, mask=is_output, other=0.0).to(tl.float32)[None, :]
@@ -84,13 +101,19 @@ def expert_down_kernel(
     results_ptr: tl.tensor,
     inner_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    lines_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     pairs_ptr: tl.tensor,
     tile_experts_ptr: tl.tensor,
     tile_starts_ptr: tl.tensor,
     ends_ptr: tl.tensor,
+    NUM_EXPERTS: tl.constexpr,
     WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
     SIZE: tl.constexpr,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -106,14 +129,18 @@ def expert_down_kernel(
     output = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     is_output = output < SIZE
     inner_rows = inner_ptr + place.to(tl.int64)[:, None] * WIDTH
-    weight_rows = weight_ptr + (expert * SIZE + output)[:, None] * WIDTH
+    DTYPE: tl.constexpr = inner_ptr.dtype.element_ty
     result = tl.zeros([BLOCK_ROWS, BLOCK_OUT], dtype=tl.float32)
-    for start in range(0, WIDTH, BLOCK_IN):
-        column = start + tl.arange(0, BLOCK_IN)
-        is_column = (column < WIDTH)[None, :]
-        inner = tl.load(inner_rows + column[None, :], mask=is_row[:, None] & is_column, other=0.0)
-        weight = tl.load(weight_rows + column[None, :], mask=is_output[:, None] & is_column, other=0.0)
-        result += tl.dot(inner, tl.trans(weight), input_precision="ieee")
+    for start in range(0, HALF, BLOCK_IN):
+        for part in tl.static_range(2 if BITS == 4 else 1):
+            column = part * HALF + start + tl.arange(0, BLOCK_IN)
+            mask = is_row[:, None] & (column < WIDTH)[None, :]
+            inner = tl.load(inner_rows + column[None, :], mask=mask, other=0.0)
+            weight = load_weight(
+                weight_ptr, lines_ptr, expert * SIZE + output, is_output, start,
+                NUM_EXPERTS * SIZE, WIDTH, HALF, BITS, ZERO, part, GROUP, BLOCK_IN, DTYPE,
+            )  # fmt: skip
+            result += tl.dot(inner, tl.trans(weight), input_precision="ieee")
     if HAS_BIAS:
         bias = tl.load(bias_ptr + expert * SIZE + output, mask=is_output, other=0.0)
         result += bias.to(tl.float32)[None, :]
@@ -141,22 +168,50 @@ def combine_experts_kernel(
     tl.store(out_ptr + token * SIZE + column, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def pack_experts(experts: ExpertWeights, quantization: Quantization | None) -> ExpertWeights:
-    """Return the matrices as they are.
+@dataclass(frozen=True, slots=True)
+class TritonExperts:
+    """The matrices of all experts of one layer, as they are or in codes, one expert's rows after another's."""
+
+    gate_up: Tensor | CodedWeight  # [E * 2 I, M]
+    gate_up_bias: Tensor | None
+    down: Tensor | CodedWeight  # [E * M, I]
+    down_bias: Tensor | None
+    activation: GatedActivation
+    num_experts: int
+
+
+def pack_experts(
+    experts: ExpertWeights | ExpertRows, quantization: Quantization | None, *, device: torch.device
+) -> TritonExperts:
+    """Lay the matrices out for the kernels; int4 has 4 bits in gate and up, and 6 in down.
 
     Raises:
-        ValueError: a quantization is given.
+        ValueError: a quantization that is not made of codes.
     """
-    if quantization is not None:
-        raise ValueError(
-            f"quantization={quantization!r} of experts is not available in the triton ops; use quantization=None"
+    num_experts, biases = len(experts.down), (experts.gate_up_bias, experts.down_bias)
+    gate_up: Tensor | CodedWeight
+    down: Tensor | CodedWeight
+    if isinstance(experts, ExpertRows):
+        pairs = zip(experts.gate, experts.up, strict=True)
+        gate_up, down = pack_rows([each for pair in pairs for each in pair], device), pack_rows(experts.down, device)
+    elif quantization is None:
+        gate_up, down = experts.gate_up.flatten(0, 1), experts.down.flatten(0, 1)
+    elif quantization == "fp8":
+        raise ValueError("quantization='fp8' of experts is not available in the triton ops; use int4, int6 or int8")
+    else:
+        bits = BITS[quantization]
+        gate_up, down = (
+            pack_rows([RoundedRows(each, each.shape, size) for each in matrices], device)
+            for matrices, size in zip((experts.gate_up, experts.down), bits, strict=True)
         )
-    return experts
+    return TritonExperts(gate_up, biases[0], down, biases[1], experts.activation, num_experts)
 
 
-def unpack_experts(experts: ExpertWeights) -> ExpertWeights:
-    """Return the matrices."""
-    return experts
+def unpack_experts(experts: TritonExperts) -> ExpertWeights:
+    """Return the matrices, with the rounding that packing may have done."""
+    matrices = (unpack_linear(each) for each in (experts.gate_up, experts.down))
+    gate_up, down = (each.unflatten(0, (experts.num_experts, -1)) for each in matrices)
+    return ExpertWeights(gate_up, experts.gate_up_bias, down, experts.down_bias, experts.activation)
 
 
 def choose_rows(num_pairs: int, num_experts: int) -> int:
@@ -165,12 +220,12 @@ def choose_rows(num_pairs: int, num_experts: int) -> int:
 
 
 def run_experts(
-    x: Tensor, ids: Tensor, weights: Tensor, experts: ExpertWeights, out_dtype: torch.dtype | None = None
+    x: Tensor, ids: Tensor, weights: Tensor, experts: TritonExperts, out_dtype: torch.dtype | None = None
 ) -> Tensor:
     """Implement `kernels.ops.RunExperts`; without reading a value back from the device."""
+    (num_tokens, top_k), num_experts = ids.shape, experts.num_experts
+    size, inner_size = x.shape[1], experts.gate_up.shape[0] // (2 * num_experts)
     _check(x, ids, weights, experts)
-    num_tokens, top_k = ids.shape
-    num_experts, size, inner_size = experts.down.shape
     out = torch.empty_like(x, dtype=out_dtype)
     if not num_tokens:
         return out
@@ -179,25 +234,25 @@ def run_experts(
     rows = (grouping.pairs, grouping.tile_experts, grouping.tile_starts, grouping.segment_ends)
     inner = torch.empty(num_tokens * top_k, inner_size, dtype=x.dtype, device=x.device)
     results = torch.empty(num_tokens * top_k, size, dtype=torch.float32, device=x.device)
-    blocks = {"BLOCK_ROWS": block_rows, "BLOCK_OUT": BLOCK_OUT, "BLOCK_IN": BLOCK_BYTES // x.element_size()}
+    blocks = {"NUM_EXPERTS": num_experts, "BLOCK_ROWS": block_rows, "BLOCK_OUT": BLOCK_OUT}
     blocks |= {"num_warps": 4, **FUSED}
     activation = experts.activation
+    matrix, lines, form = describe(experts.gate_up, x)
     # Programs start in the order of the first axis: all outputs of a tile of rows run together.
     expert_gate_up_kernel[(triton.cdiv(inner_size, BLOCK_OUT), len(grouping.tile_experts))](
-        *(inner, x, experts.gate_up, experts.gate_up_bias, *rows, activation.alpha, activation.limit or 0.0),
-        WIDTH=size,
+        *(inner, x, matrix, lines, experts.gate_up_bias, *rows, activation.alpha, activation.limit or 0.0),
         SIZE=inner_size,
         TOP_K=top_k,
         HAS_BIAS=experts.gate_up_bias is not None,
         HAS_LIMIT=activation.limit is not None,
-        **blocks,
+        **(form | blocks),
     )
+    matrix, lines, form = describe(experts.down, inner)
     expert_down_kernel[(triton.cdiv(size, BLOCK_OUT), len(grouping.tile_experts))](
-        *(results, inner, experts.down, experts.down_bias, *rows),
-        WIDTH=inner_size,
+        *(results, inner, matrix, lines, experts.down_bias, *rows),
         SIZE=size,
         HAS_BIAS=experts.down_bias is not None,
-        **blocks,
+        **(form | blocks),
     )
     combine_experts_kernel[(num_tokens, triton.cdiv(size, BLOCK_COMBINE))](
         *(out, results, weights), SIZE=size, TOP_K=top_k, BLOCK=BLOCK_COMBINE, num_warps=4, **FUSED
@@ -205,20 +260,11 @@ def run_experts(
     return out
 
 
-def _check(x: Tensor, ids: Tensor, weights: Tensor, experts: ExpertWeights) -> None:
+def _check(x: Tensor, ids: Tensor, weights: Tensor, experts: TritonExperts) -> None:
     check_float("x", x)
-    num_experts, size, inner_size = experts.down.shape
-    check_shape("x", x, (ids.shape[0], size))
+    check_shape("x", x, (ids.shape[0], experts.down.shape[0] // experts.num_experts))
     check_shape("weights", weights, tuple(ids.shape))
-    check_shape("gate_up", experts.gate_up, (num_experts, 2 * inner_size, size))
-    for name, tensor in (
-        ("x", x),
-        ("weights", weights),
-        ("gate_up", experts.gate_up),
-        ("down", experts.down),
-    ):
+    for name, tensor in (("x", x), ("weights", weights)):
         check_contiguous(name, tensor)
-    if experts.down.dtype != x.dtype or experts.gate_up.dtype != x.dtype:
-        raise ValueError(f"experts are {experts.gate_up.dtype} and {experts.down.dtype}, x is {x.dtype}")
     if ids.dtype != torch.int64 or weights.dtype != torch.float32:
         raise ValueError(f"ids must be int64 and weights float32, not {ids.dtype} and {weights.dtype}")

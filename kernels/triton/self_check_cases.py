@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import kernels.torch as torch_ops
+from kernels.grouped import Bits, round_grouped
 from kernels.lora import LoraMatrix, LoraPart, LoraSegment
 from kernels.ops import ExpertWeights, GatedActivation, Ops, Routing
 from kernels.states import ScanWeights, StateSegments
@@ -20,7 +21,8 @@ from kernels.torch.sampling import make_row_keys
 Names = tuple[str, ...]
 # Ops that work only together; all others are replaced one by one.
 ATTENTION: Names = ("paged_attention", "make_plan", "estimate_scratch")
-EXPERTS: Names = ("run_experts", "pack_experts", "unpack_experts")
+EXPERTS: Names = ("run_experts", "pack_experts", "unpack_experts", "takes_grouped")
+LINEAR: Names = ("linear", "gated_linear", "pack_linear", "unpack_linear", "unpack_rows", "takes_grouped")
 # Ops that are checked with the heads of each layer.
 HEADED: tuple[Names, ...] = (("norm_rope_store",), ATTENTION)
 BLOCK_SIZE = 16
@@ -140,6 +142,21 @@ def _routing(ops: Ops, given: Tensors) -> list[Tensor]:
     return [each for pair in chosen for each in pair]
 
 
+def _linear(ops: Ops, given: Tensors) -> list[Tensor]:
+    """Multiply codes of 4 bits and of 6, few rows and many; the expected ops multiply the numbers of the codes."""
+    results = []
+    choices: tuple[Bits, ...] = (4, 6)
+    for bits in choices:
+        codes = round_grouped(given.make(96, 160, dtype=torch.float32).cpu() / 8, bits)
+        weight = codes.dequantize().to(given.device, given.dtype)
+        packed = ops.pack_linear(codes if ops.takes_grouped else weight, None, None)
+        results += [ops.linear(given.make(rows, 160), packed, None) for rows in (3, 20)]
+        x = given.make(3, 160)
+        gated = ops.gated_linear(x, packed, None) if ops.gated_linear else ops.silu_mul(ops.linear(x, packed, None))
+        results.append(gated)
+    return results
+
+
 def _lora(ops: Ops, given: Tensors) -> list[Tensor]:
     part = LoraPart(8, 0, given.make(48, 4), 0.1, None, None)
     packed = ops.pack_lora(LoraMatrix(given.make(4, 64), (part,), 96))
@@ -222,6 +239,7 @@ CASES: dict[Names, Callable[[Ops, Tensors], list[Tensor]]] = {
     ATTENTION: _attention,
     ("choose_experts",): _routing,
     EXPERTS: _experts,
+    LINEAR: _linear,
     ("add_lora", "pack_lora"): _lora,
     ("run_conv",): _conv,
     ("scan_states",): _scan,

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels import torch as torch_ops
-from kernels.torch.linear import INT4_GROUP, Int8Weight, round_groups, round_rows
+from kernels.torch.linear import Int8Weight, round_rows
 from tests.kernels import reference
 
 OPS = torch_ops.make_ops()
@@ -87,18 +87,6 @@ def test_float8_keeps_three_bits_of_each_value() -> None:
     assert values.dtype == torch.float8_e4m3fn
     error = (values.float() * scales - make(9, 64)).abs()
     assert (error <= make(9, 64).abs() / 16 + scales * 2**-9).all()
-
-
-def test_int4_rounds_to_sixteen_levels_between_a_groups_extremes() -> None:
-    weight = make(8, 2 * INT4_GROUP, dtype=torch.bfloat16)
-    levels, scales_and_zeros = round_groups(weight)
-    assert levels.shape == weight.shape
-    assert (levels.min(), levels.max()) == (0, 15)
-    scales, middles = scales_and_zeros.float().transpose(0, 1).unbind(dim=-1)
-    spread = [each.repeat_interleave(INT4_GROUP, dim=1) for each in (scales, middles)]
-    rounded = (levels - 8) * spread[0] + spread[1]
-    # Half a step, and what bfloat16 makes of the step and the middle.
-    assert ((rounded - weight.float()).abs() <= spread[0] * 0.6).all()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from kernels.triton.experts import combine_experts_kernel, expert_down_kernel, e
 from kernels.triton.gated_norm import gated_norm_kernel
 from kernels.triton.gather_inputs import gather_tables_kernel, gather_tokens_kernel
 from kernels.triton.launch import EXACT, FUSED, next_power_of_2
+from kernels.triton.linear import BLOCK_BYTES, NUM_STAGES, linear_kernel
 from kernels.triton.lora import lora_add_kernel, lora_low_kernel
 from kernels.triton.norm_rope_store import norm_rope_store_kernel
 from kernels.triton.rms_norm import rms_norm_kernel
@@ -208,6 +209,22 @@ EXPERT_ROWS = {
 LORA = {
     "low_ptr": "*fp32", "rows_ptr": "*i64", "row_segments_ptr": "*i64", "segments_ptr": "*i64", "low_stride": "i32",
 }  # fmt: skip
+NUMBERS = {"BITS": 16, "ZERO": 0, "GROUP": 1}
+CODES = {"BITS": 4, "ZERO": 0, "GROUP": 32}
+BYTES = {"BITS": 8, "ZERO": 128, "GROUP": 32}
+
+
+def point_weight(form: dict[str, int], dtype: str) -> dict[str, str]:
+    return {"weight_ptr": f"*{dtype}" if form["BITS"] == 16 else "*u8", "lines_ptr": "*i32"}
+
+
+def make_form(constants: dict[str, Any], form: dict[str, int], dtype: str) -> dict[str, Any]:
+    """The constants of a kernel that loads a matrix in this form; see `kernels.triton.linear.describe`."""
+    block = BLOCK_BYTES // ITEMSIZE[dtype]
+    half = constants["WIDTH"] // (2 if form["BITS"] == 4 else 1)
+    return constants | form | {"HALF": half, "BLOCK_IN": min(block, form["GROUP"]) if form["BITS"] < 16 else block}
+
+
 # name: kernel, arguments, constants, warps, whether its loads are 128 bits wide
 SCAN = dict.fromkeys(
     ("out_ptr", "mixed_ptr", "dt_ptr", "beta_ptr", "a_log_ptr", "dt_bias_ptr", "states_ptr"), "*fp32"
@@ -286,15 +303,36 @@ SMALL = {
         False,
     ),
     **{
-        f"{name} {rows} {dtype}": (
-            kernel, dict.fromkeys(("inner_ptr", "x_ptr", "weight_ptr", "bias_ptr"), f"*{dtype}") | EXPERT_ROWS,
-            constants | {"HAS_BIAS": True, "BLOCK_ROWS": rows, "BLOCK_OUT": 64, "BLOCK_IN": 128 // ITEMSIZE[dtype]},
+        f"{name} {rows} {dtype} {form['BITS']} bits": (
+            kernel,
+            dict.fromkeys(("inner_ptr", "x_ptr", "bias_ptr"), f"*{dtype}") | EXPERT_ROWS | point_weight(form, dtype),
+            make_form(constants, form, dtype) | {"HAS_BIAS": True, "BLOCK_ROWS": rows, "BLOCK_OUT": 64},
             4, False,
         )
-        for rows, dtype in ((16, "bf16"), (64, "bf16"), (16, "fp32"))
+        for rows, dtype, form in (
+            (16, "bf16", NUMBERS), (64, "bf16", NUMBERS), (16, "fp32", NUMBERS),
+            (16, "bf16", CODES), (64, "bf16", CODES),
+        )
         for name, kernel, constants in (
-            ("expert_gate_up", expert_gate_up_kernel, {"WIDTH": 2048, "SIZE": 768, "TOP_K": 8, "HAS_LIMIT": True}),
-            ("expert_down", expert_down_kernel, {"WIDTH": 768, "SIZE": 2048}),
+            (
+                "expert_gate_up", expert_gate_up_kernel,
+                {"NUM_EXPERTS": 128, "WIDTH": 2048, "SIZE": 768, "TOP_K": 8, "HAS_LIMIT": True},
+            ),
+            ("expert_down", expert_down_kernel, {"NUM_EXPERTS": 128, "WIDTH": 768, "SIZE": 2048}),
+        )
+    },
+    **{
+        f"linear {rows} {dtype} {form['BITS']} bits in {form['GROUP']}": (
+            linear_kernel,
+            {"out_ptr": f"*{dtype}", "x_ptr": f"*{dtype}", "bias_ptr": f"*{dtype}", "num_rows": "i32"}
+            | point_weight(form, dtype),
+            make_form({"WIDTH": 4096, "SIZE": 4096}, form, dtype)
+            | {"HAS_BIAS": True, "IS_GATED": is_gated, "BLOCK_ROWS": rows, "BLOCK_OUT": outputs},
+            outputs // 16, False,
+        )
+        for rows, outputs, dtype, form, is_gated in (
+            (16, 16, "bf16", CODES, True), (16, 64, "bf16", CODES | {"GROUP": 128}, True),
+            (64, 64, "bf16", CODES, False), (16, 16, "bf16", NUMBERS, True), (64, 64, "bf16", BYTES, False),
         )
     },
     "choose_experts": (
@@ -320,7 +358,7 @@ SMALL = {
 }  # fmt: skip
 
 
-NAMES = [pytest.param(name, marks=SOAK if name.endswith("fp32") else ()) for name in SMALL]
+NAMES = [pytest.param(name, marks=SOAK if " fp32" in name else ()) for name in SMALL]
 
 
 @cache
@@ -328,6 +366,8 @@ def compile_small(name: str, arch: int) -> Compiled:
     kernel, arguments, constants, num_warps, _ = SMALL[name]
     own = {key: value for key, value in arguments.items() if key in kernel.arg_names}
     options = EXACT if arguments is DRAW else FUSED
+    if kernel is linear_kernel:
+        options = options | {"num_stages": NUM_STAGES}
     return compile_for(arch, kernel, own, constants, num_warps=num_warps, **options)
 
 
@@ -340,8 +380,11 @@ def test_the_other_kernels_do_not_spill_and_load_wide(name: str, arch: int) -> N
 
 
 @pytest.mark.parametrize("arch", NEWEST)
-@pytest.mark.parametrize("name", ["expert_gate_up 16 bf16", "expert_down 16 bf16", "expert_gate_up 64 bf16"])
-def test_experts_stream_their_weights_into_tensor_cores(name: str, arch: int) -> None:
+@pytest.mark.parametrize("name", [
+        "expert_gate_up 16 bf16 16 bits", "expert_down 16 bf16 16 bits", "expert_gate_up 64 bf16 16 bits",
+        "expert_gate_up 16 bf16 4 bits", "linear 16 bf16 4 bits in 32", "linear 64 bf16 4 bits in 32",
+    ])
+def test_products_stream_their_weights_into_tensor_cores(name: str, arch: int) -> None:
     compiled = compile_small(name, arch)
     assert_fits(compiled, arch)
     assert compiled.count(r"\bH(G)?MMA\.") and compiled.count(r"LDGSTS\S*\.128")

@@ -1,5 +1,6 @@
 """Experts against their slow twin, and against themselves in other company."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from kernels.ops import GatedActivation, Routing
 from kernels.torch.routing import choose_experts as choose_expected
-from kernels.triton.experts import LOADS, choose_rows, pack_experts, run_experts
+from kernels.triton.experts import LOADS, choose_rows, pack_experts, run_experts, unpack_experts
 from kernels.triton.routing import choose_experts, group_pairs
 from tests.kernels import reference
 from tests.kernels.experts import CLAMPED, make_experts, make_routes, move
@@ -39,13 +40,13 @@ def test_experts_equal_the_reference(
     routes = make_routes(num_tokens, hidden_size, num_experts, top_k, dtype)
     expected = reference.run_experts(*routes, experts)
     x, ids, weights = (each.to(device) for each in routes)
-    actual = run_experts(x, ids, weights, move(experts, device))
+    actual = run_experts(x, ids, weights, pack_experts(move(experts, device), None, device=device))
     tolerance = 4 * TOLERANCE[dtype]
     torch.testing.assert_close(actual.cpu(), expected, atol=tolerance, rtol=tolerance)
 
 
 def test_a_token_does_not_depend_on_the_tokens_beside_it(device: torch.device) -> None:
-    experts = move(make_experts(4, 40, 24), device)
+    experts = pack_experts(move(make_experts(4, 40, 24), device), None, device=device)
     x, ids, weights = (each.to(device) for each in make_routes(50, 40, 4, 2))
     together = run_experts(x, ids, weights, experts)
     for rows in (slice(0, 1), slice(3, 10)):
@@ -69,7 +70,7 @@ def test_every_pair_is_in_one_tile_of_its_expert(device: torch.device, num_token
 
 
 def test_prompts_have_higher_tiles_with_the_same_bits(device: torch.device) -> None:
-    experts = move(make_experts(2, 40, 24), device)
+    experts = pack_experts(move(make_experts(2, 40, 24), device), None, device=device)
     x, ids, weights = (each.to(device) for each in make_routes(70, 40, 2, 2))
     assert choose_rows(ids.numel(), 2) == LOADS[0][0] > choose_rows(12, 2)
     few = run_experts(x[:6], ids[:6], weights[:6], experts)
@@ -95,6 +96,21 @@ def test_scores_that_are_no_numbers_choose_existing_experts(device: torch.device
     assert all(sorted(row) == sorted(set(row)) and max(row) < 5 for row in ids.tolist())
 
 
-def test_quantized_experts_are_refused() -> None:
-    with pytest.raises(ValueError, match="quantization='int8' of experts is not available in the triton ops"):
-        pack_experts(make_experts(2, 8, 4), "int8")
+@pytest.mark.parametrize("quantization", ["int4", "int6", "int8"])
+def test_coded_experts_equal_the_numbers_of_their_codes(device: torch.device, quantization: Any) -> None:
+    experts = make_experts(3, 63, 100, torch.float16, CLAMPED, has_bias=True)
+    packed = pack_experts(move(experts, device), quantization, device=device)
+    routes = make_routes(9, 63, 3, 2, torch.float16)
+    rounded = unpack_experts(packed)
+    numbers = replace(rounded, gate_up=rounded.gate_up.cpu().half(), down=rounded.down.cpu().half())
+    expected = reference.run_experts(*routes, replace(numbers, **{
+        name: getattr(experts, name) for name in ("gate_up_bias", "down_bias")
+    }))
+    found = run_experts(*(each.to(device) for each in routes), packed)
+    tolerance = 4 * TOLERANCE[torch.float16]
+    torch.testing.assert_close(found.cpu(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_experts_in_fp8_are_refused() -> None:
+    with pytest.raises(ValueError, match="quantization='fp8' of experts is not available in the triton ops"):
+        pack_experts(make_experts(2, 8, 4), "fp8", device=torch.device("cpu"))

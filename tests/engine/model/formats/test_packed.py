@@ -288,6 +288,22 @@ def test_native_ops_keep_the_codes_of_experts(tmp_path: Path, method: str) -> No
     assert torch.cosine_similarity(*logits, dim=-1).median() > 0.97
 
 
+@pytest.mark.parametrize("method", FORMATS)
+def test_triton_ops_keep_the_codes_of_all_matrices(tmp_path: Path, method: str) -> None:
+    """They are packed without a launch, here on the CPU."""
+    triton_ops = pytest.importorskip("kernels.triton", reason="needs triton")
+    _, decoded = write_checkpoint(tmp_path, method, "qwen3_moe", moe_intermediate_size=64)
+    model = load_model(tmp_path, ops=triton_ops.make_ops(torch.device("cpu"), torch.float32))
+    layer, tolerance = model.layers[0], 0.02 if method == "fp8" else 1e-3
+    (experts,) = layer.mlp.experts.list_packed()
+    packed = [layer.attention.o_proj.packed, experts.gate_up, experts.down]
+    assert {each.bits for each in packed} == {8 if method == "fp8" else 4}
+    found = {"self_attn.o_proj": model.ops.unpack_linear(packed[0])}
+    found |= {"mlp.experts.1.down_proj": model.ops.unpack_experts(experts).down[1]}
+    for name, matrix in found.items():
+        torch.testing.assert_close(matrix, decoded[f"model.layers.0.{name}.weight"], atol=tolerance, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
