@@ -111,7 +111,7 @@ class ScanStates(Protocol):
 
         Args:
             mixed: [T, C] float32, contiguous.
-            dt, beta: [T, H] float32, contiguous.
+            dt, beta: [T, H] float32, rows contiguous, with the same strides.
             states: [slots, H, key_size, value_size] float32, overwritten.
 
         Returns [T, H * value_size] float32.

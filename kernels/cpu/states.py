@@ -52,6 +52,7 @@ def scan_states(
 ) -> Tensor:
     """As `kernels.states.ScanStates`; a token has the same bits in any run."""
     num_tokens = mixed.shape[0]
+    dt, beta = dt.contiguous(), None if beta is None else beta.contiguous()
     heads = (num_tokens, weights.num_heads)
     assert dt.shape == heads and (beta is None or beta.shape == heads), "step sizes are [T, H]"
     assert states.shape[1:] == (weights.num_heads, weights.key_size, weights.value_size)

@@ -103,6 +103,7 @@ def scan_states_kernel(
     states_ptr: tl.tensor,
     segments_ptr: tl.tensor,
     bounds_ptr: tl.tensor,
+    step_stride: tl.tensor,
     NUM_HEADS: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     KEY_SIZE: tl.constexpr,
@@ -143,14 +144,15 @@ def scan_states_kernel(
             key = tl.load(row + KEY_AT + group * KEY_SIZE + rows, mask=in_rows, other=0.0)
             value = tl.load(row + VALUE_AT + head * VALUE_SIZE + columns, mask=in_columns, other=0.0)
             place = token * NUM_HEADS + head
-            x = tl.load(dt_ptr + place) + bias
+            step_place = token * step_stride.to(tl.int64) + head
+            x = tl.load(dt_ptr + step_place) + bias
             step = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(x)))
             state *= tl.exp(-rate * step)
             change = value * step
             if IS_DELTA:
                 query /= tl.sqrt((tl.sum(query * query, 0) + 1e-6) * KEY_SIZE)
                 key /= tl.sqrt(tl.sum(key * key, 0) + 1e-6)
-                factor = 1.0 / (1.0 + tl.exp(-tl.load(beta_ptr + place)))
+                factor = 1.0 / (1.0 + tl.exp(-tl.load(beta_ptr + step_place)))
                 change = (value - tl.sum(state * key[:, None], 0)) * factor
             state += key[:, None] * change[None, :]
             result = tl.sum(state * query[:, None], 0) + skip * value
@@ -193,9 +195,11 @@ def scan_states(
     segments: StateSegments,
 ) -> Tensor:
     """As `kernels.torch.states.scan_states`."""
-    for name, tensor in {"mixed": mixed, "dt": dt, "beta": beta, "states": states}.items():
-        if tensor is not None:
-            check_contiguous(name, tensor)
+    for name, tensor in {"mixed": mixed, "states": states}.items():
+        check_contiguous(name, tensor)
+    check_rows("dt", dt)
+    if beta is not None and beta.stride() != dt.stride():
+        raise ValueError(f"beta must have the strides of dt, {dt.stride()}, not {beta.stride()}")
     sizes = np.diff(segments.run_ends, prepend=0)
     numbers = np.repeat(np.arange(len(sizes)), sizes)
     is_long = np.bincount(numbers, weights=segments.count) > MAX_TOKENS
@@ -211,7 +215,7 @@ def scan_states(
         grid = (len(sizes), weights.num_heads, triton.cdiv(weights.value_size, BLOCK_V))
         scan_states_kernel[grid](
             *(out, mixed, dt, beta, weights.a_log, weights.dt_bias, weights.skip, states),
-            *(tables.segments, tables.bounds),
+            *(tables.segments, tables.bounds, dt.stride(0)),
             NUM_HEADS=weights.num_heads, NUM_GROUPS=weights.num_groups,
             KEY_SIZE=weights.key_size, VALUE_SIZE=weights.value_size,
             QUERY_AT=weights.query_at, KEY_AT=weights.key_at, VALUE_AT=weights.value_at,

@@ -44,14 +44,14 @@ def make_scan(
 
     heads, groups = 4, 2
     skip = None if kind == "delta" else draw(heads)
-    width = heads * value_size
+    width, steps = heads * value_size, draw(NUM_TOKENS, 2 * heads)
     weights = ScanWeights(
         *(heads, groups, key_size, value_size, width, width + groups * key_size, 0, draw(heads), draw(heads), skip)
     )
     return weights, {
         "mixed": draw(NUM_TOKENS, width + 2 * groups * key_size),
-        "dt": draw(NUM_TOKENS, heads),
-        "beta": draw(NUM_TOKENS, heads) if kind == "delta" else None,
+        "dt": steps[:, :heads],
+        "beta": steps[:, heads:] if kind == "delta" else None,
         "states": draw(NUM_SLOTS, heads, key_size, value_size),
     }
 

@@ -61,7 +61,7 @@ class GatedDeltaNet(nn.Module):
             *(0, spec.key_width, 2 * spec.key_width),
             *(self.a_log, self.dt_bias, None),
         )
-        out = ops.scan_states(mixed, dt.contiguous(), beta.contiguous(), weights, cache[1], segments)
+        out = ops.scan_states(mixed, dt, beta, weights, cache[1], segments)
         normed = ops.gated_norm(out, gate, self.norm, self._eps, hidden.dtype, is_gate_first=False)
         return self.out_proj(normed, adapters=step.adapters)
 

@@ -53,7 +53,7 @@ class Mamba2(nn.Module):
             *(spec.value_width + spec.key_width, spec.value_width, 0),
             *(self.a_log, self.dt_bias, self.skip),
         )
-        out = ops.scan_states(mixed, dt.contiguous(), None, weights, cache[1], segments)
+        out = ops.scan_states(mixed, dt, None, weights, cache[1], segments)
         normed = ops.gated_norm(out, gate, self.norm, self._eps, hidden.dtype, is_gate_first=True)
         return self.out_proj(normed, adapters=step.adapters)
 

@@ -41,7 +41,7 @@ DELTA = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
 MODELS: dict[str, tuple[str, dict[str, Any], int, float]] = {
     "dense": ("qwen3", {}, 1, 8),
     "experts": ("qwen3_moe", {}, 1, 13),
-    "hybrid": ("qwen3_5", DELTA, 4, 12),
+    "hybrid": ("qwen3_5", DELTA, 4, 10),
     "adapter": ("qwen3", {}, 1, 17),
 }
 

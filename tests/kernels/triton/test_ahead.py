@@ -229,7 +229,7 @@ def make_form(constants: dict[str, Any], form: dict[str, int], dtype: str) -> di
 SCAN = dict.fromkeys(
     ("out_ptr", "mixed_ptr", "dt_ptr", "beta_ptr", "a_log_ptr", "dt_bias_ptr", "states_ptr"), "*fp32"
 )
-SCAN |= {"skip_ptr": "*fp32", "segments_ptr": "*i64", "bounds_ptr": "*i64"}
+SCAN |= {"step_stride": "i32", "skip_ptr": "*fp32", "segments_ptr": "*i64", "bounds_ptr": "*i64"}
 SMALL = {
     "rms_norm": (rms_norm_kernel, ROWS | {"eps": "fp32"}, {"SIZE": 1024, "NUM_WEIGHTS": 1, "BLOCK": 1024}, 4, True),
     "add_rms_norm": (add_rms_norm_kernel, ROWS | {"eps": "fp32"}, {"SIZE": 5120, "BLOCK": 8192}, 8, True),
