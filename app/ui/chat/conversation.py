@@ -29,7 +29,8 @@ FORMULA = re.compile(
     r"|(?<![\\$\w])\$(?P<formula>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?![\w$])",
     re.DOTALL,
 )
-JSON_TOKEN, INDENT = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+'), "  "
+TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+JSON_TOKEN, INDENT = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|[\[\]{}:,]|[^\s\[\]{}:,"]+'), "  "
 
 
 def user_message(text: str, image_paths: Sequence[str] = ()) -> Message:
@@ -117,9 +118,19 @@ def _lay_out(text: str) -> str:
         is_json = text.lstrip().startswith(("{", "[")) and json.loads(text) is not None
     except (ValueError, RecursionError):
         is_json = False
-    if not is_json:
-        return FORMULA.sub(_bracket, text)
-    # Token by token, because a number is shown as it was written.
+    if is_json:
+        return _indent(text)
+    # Gradio leaves out elements that it does not know, with their text.
+    return TOOL_CALL.sub(_show_call, FORMULA.sub(_bracket, text))
+
+
+def _show_call(match: re.Match[str]) -> str:
+    call = match[1].strip()
+    return f"**Tool call**\n{_indent(call) if call.startswith('{') else fence(call)}"
+
+
+def _indent(text: str) -> str:
+    """Return JSON as a code block, token by token, because a number is shown as it was written."""
     lines, depth = "", 0
     for token in JSON_TOKEN.findall(text):
         if token in ("{", "["):

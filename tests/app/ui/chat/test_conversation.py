@@ -44,6 +44,12 @@ def test_an_answer_that_is_json_is_laid_out_as_a_code_block() -> None:
     assert lay_out(given) == [given[0], answer_message(f"```json\n{laid_out}\n```"), *given[2:]]
 
 
+def test_a_tool_call_is_shown_also_while_it_is_written() -> None:
+    call = answer_message('Let me see. <tool_call>\n{"name": "f"}\n</tool_call>')
+    assert lay_out([call])[0]["content"] == 'Let me see. **Tool call**\n```json\n{\n  "name": "f"\n}\n```'
+    assert '"na' in lay_out([answer_message('<tool_call>{"na')])[0]["content"]
+
+
 @pytest.mark.parametrize(("text", "shown"), [
     (r"$E=mc^2$ and $x$, \(y\)", r"\(E=mc^2\) and \(x\), \(y\)"), (r"$\frac{1}{2}$.", r"\(\frac{1}{2}\)."),
     ("$5 and $6", None), ("$5-$10, or 6$ each", None), ("$$\nx^2\n$$ \\[y\\]", None), (r"\$5 = \$6", None),
