@@ -269,12 +269,12 @@ def fill_draft_bitmask(
         For each matcher, how many draft tokens its grammar allows; so many rows and one more are written.
     """
     if not len(matchers) == len(drafts) == len(rows):
-        counts = f"{len(matchers)} matchers, {len(drafts)} drafts and {len(rows)} rows"
-        raise ValueError(f"{counts} do not belong together")
+        given = f"{len(matchers)} matchers, {len(drafts)} drafts and {len(rows)} rows"
+        raise ValueError(f"{given} do not belong together")
     if not any(drafts):
         fill_bitmask(matchers, rows, bitmask)
         return [0] * len(matchers)
-    counts, clock = [], MaskClock()
+    counts, clock = list[int](), MaskClock()
     for matcher, draft, row in zip(matchers, drafts, rows, strict=True):
         check_bitmask(bitmask, [row, row + len(draft)])
         counts.append(matcher.fill_draft(draft, bitmask, row))

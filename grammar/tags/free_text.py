@@ -1,10 +1,9 @@
 """Free text up to the first of some patterns, as lexemes of llguidance whose masks are quick.
 
 llguidance computes the mask of a lexeme that goes on as `[^...]*` from masks it has ready, and walks through the whole
-vocabulary (1.4 ms for 100,000 tokens) for one with a complement or in the middle of a pattern. Hence three forms:
+vocabulary (1.4 ms for 100,000 tokens) for one with a complement or in the middle of a pattern. Hence two forms:
 
-by ends     text in parts that end with the last character of a pattern: every state is quick
-by starts   no pattern has the first character of another one inside: only what begins a pattern is slow
+by ends     text in parts that end with the last character of a pattern, which stands nowhere else in one: quick
 by words    a complement: any patterns, every state is slow
 """
 
@@ -15,7 +14,6 @@ from typing import NamedTuple
 from ..regex.text import quote
 
 ANY = "/(?s:.*)/"
-MAX_NESTED = 100  # groups inside each other; the engine has a limit
 
 
 class Lexemes(NamedTuple):
@@ -39,10 +37,6 @@ def make_lexemes(patterns: Sequence[str]) -> Lexemes:
     lasts = {pattern[-1] for pattern in patterns}
     if not any(char in lasts for pattern in patterns for char in pattern[:-1]):
         return split_by_ends(patterns)
-    firsts = {pattern[0] for pattern in patterns}
-    is_short = max(map(len, patterns)) <= MAX_NESTED
-    if is_short and not any(char in firsts for pattern in patterns for char in pattern[1:]):
-        return split_by_starts(patterns)
     hits = [make_hit(patterns, pattern) for pattern in patterns]
     return Lexemes(None, tuple(hits), f"/(?s:.+)/ & {make_tail(patterns)}")
 
@@ -58,40 +52,6 @@ def split_by_ends(patterns: Sequence[str]) -> Lexemes:
     hits = tuple(f"{rest} {quote(pattern)}" for pattern in patterns)
     # Where a pattern is a single character, no part ends with it.
     return Lexemes(" | ".join(parts), hits, f"/{make_class(lasts)}+/")
-
-
-def split_by_starts(patterns: Sequence[str]) -> Lexemes:
-    """Return lexemes in which what begins a pattern and does not go on so is written out."""
-    firsts = {pattern[0] for pattern in patterns}
-    # Any number of beginnings may be broken off by the next one.
-    begun, wrong = write_beginnings(patterns), write_wrong(patterns, firsts)
-    part = f"/{make_class(firsts)}+|(?:{begun})*(?:{wrong})/"
-    return Lexemes(part, tuple(f"/(?:{begun})*/ {quote(pattern)}" for pattern in patterns), f"/(?:{begun})+/")
-
-
-def group_by_first(patterns: Sequence[str]) -> dict[str, list[str]]:
-    """Return first character -> what follows it in the patterns that have more."""
-    found: dict[str, list[str]] = {}
-    for pattern in patterns:
-        if pattern[1:]:
-            found.setdefault(pattern[0], []).append(pattern[1:])
-    return found
-
-
-def write_beginnings(patterns: Sequence[str]) -> str:
-    """Return the regular expression of the beginnings of patterns, neither empty nor whole; "" for none."""
-    ways = [(first, write_beginnings(rests)) for first, rests in group_by_first(patterns).items()]
-    return "|".join(escape(first) + (f"(?:{more})?" if more else "") for first, more in ways)
-
-
-def write_wrong(patterns: Sequence[str], firsts: set[str]) -> str:
-    """Return that of beginnings with a character behind that neither goes on nor begins a pattern."""
-    ways = []
-    for first, rests in group_by_first(patterns).items():
-        more = write_wrong(rests, firsts)
-        stop = make_class(firsts | {rest[0] for rest in rests})
-        ways.append(f"{escape(first)}(?:{stop}{more and f'|{more}'})")
-    return "|".join(ways)
 
 
 def make_hit(patterns: Sequence[str], pattern: str) -> str:

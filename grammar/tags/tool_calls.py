@@ -94,7 +94,7 @@ class ToolWriter:
         calls = [self._write_call(index) for index in range(len(self._tools))]
         self._text.rules["calls"] = " | ".join(calls)
         if "" in self.style.openings and not self.style.channel:
-            marks = dict.fromkeys(head.partition("{name}")[0] for head in self.style.heads)
+            marks = dict.fromkeys(cut_mark(head.partition("{name}")[0]) for head in self.style.heads)
             known = [f"{self._text.literal(mark)} {self._write_known(mark)}" for mark in marks]
             self._text.rules["calls"] = " | ".join(known)
         if self.style.channel:
@@ -152,7 +152,7 @@ class ToolWriter:
         style = self.style
         is_again = style.is_repeated and self._is_parallel
         ways: list[tuple[str, str]] = []
-        for mark in style.marks:
+        for mark in dict.fromkeys(map(cut_mark, style.marks)):
             openings = [each for each in style.openings if each and each.startswith(mark)]
             if openings:
                 sections = [self._write_section(each.removeprefix(mark)) for each in openings]
@@ -165,7 +165,8 @@ class ToolWriter:
     def _write_unmarked(self, mark: str, is_again: bool) -> str:
         """Return what follows the beginning of a call's head: a known name goes on as a call, another one as text."""
         calls = self._write_known(mark)
-        names = " | ".join(quote(f'{name}"') for name, _ in self._tools)
+        rests = [head.removeprefix(mark).partition("{name}")[0] for head in self.style.heads if head.startswith(mark)]
+        names = " | ".join(quote(f'{rest}{name}"') for rest in rests for name, _ in self._tools)
         other = self._text.name(f"{ANY} & ~(({names}) {ANY})")
         tail = self._text.share("tail", lambda: self._text.template(self.style.tail) or '""')
         return f"({calls} {tail} {self._text.literal(self.style.end)} {'text' if is_again else ''} | {other})"
@@ -185,7 +186,8 @@ class ToolWriter:
     def _write_messages(self, described: Json) -> str:
         style, answer = self.style, described["answer"]
         begins = [self._text.literal(style.channel.replace("{channel}", name)) for name in (*MESSAGES, ANSWER)]
-        message = self._text.until([(style.next_message, "")])
+        before, token, after = self._text.split(style.next_message)
+        message = self._text.until([(before + (token or ""), self._text.literal(after))])
         before = " | ".join(f"{begin} {message}" for begin in begins[:-1])
         final = f"{self._text.name('/(?s:.+)/')}?" if answer is None else self._write_answer(answer)
         last = "" if described["is_forced"] else f"{begins[-1]} {final} | "
@@ -208,3 +210,8 @@ class ToolWriter:
         arguments = self._text.rule(body or '""')
         self._arguments.append(arguments)
         return f"({' | '.join(self._text.template(head, name) for head in self.style.heads)}) {arguments}"
+
+
+def cut_mark(mark: str) -> str:
+    """Return the beginning of a mark whose last character stands only there, so that text before it has quick masks."""
+    return mark[: mark.index(":") + 1] if mark.startswith("{") and ":" in mark else mark
