@@ -262,6 +262,37 @@ def _complete_glm4_moe(metadata: Metadata, config: dict[str, Any]) -> dict[str, 
     return _complete_moe(metadata, config) | fields
 
 
+def _complete_deepseek2(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    """DeepSeek V2, or V3 and its relatives, whose experts have sigmoids. Newer files have a key length of the cache.
+
+    The number of key heads is 1 in newer files, and that of the queries in older ones.
+    """
+    gating = metadata.take("expert_gating_func", _SOFTMAX)
+    if gating not in (_SOFTMAX, _SIGMOID):
+        raise ConfigError(
+            f"{metadata.where}: {metadata.name}.expert_gating_func={gating} is not supported; supported: 1, 2"
+        )
+    is_v3 = gating == _SIGMOID
+    rope_size = metadata.require("rope.dimension_count")
+    fields = _complete_moe(metadata, config) | {
+        "architectures": ["DeepseekV3ForCausalLM" if is_v3 else "DeepseekV2ForCausalLM"],
+        "num_key_value_heads": config["num_attention_heads"],
+        "head_dim": rope_size,
+        "kv_lora_rank": metadata.require("attention.kv_lora_rank"),
+        "q_lora_rank": metadata.take("attention.q_lora_rank"),
+        "qk_rope_head_dim": rope_size,
+        "qk_nope_head_dim": metadata.take("attention.key_length_mla", config.get("head_dim")) - rope_size,
+        "v_head_dim": metadata.take("attention.value_length_mla", metadata.take("attention.value_length")),
+    }
+    fields.setdefault("norm_topk_prob", False)
+    if not is_v3 and fields.get("n_group", 1) > 1:
+        fields["topk_method"] = "group_limited_greedy"
+    # A tenth of the factor is stored, since YaRN multiplies it with a tenth of the logarithm.
+    if (scale := metadata.take("rope.scaling.yarn_log_multiplier")) is not None:
+        fields["rope_scaling"] = {"mscale": 10 * scale, "mscale_all_dim": 10 * scale}
+    return fields
+
+
 def _complete_gpt_oss(metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     """The file does not say that the borders of YaRN's range are not rounded."""
     return _complete_inner(metadata, config) | {"rope_scaling": {"truncate": False}}
@@ -396,6 +427,9 @@ ARCHITECTURES = {
     "gpt-oss": GGUFArchitecture("GptOssForCausalLM", fields=_EXPERTS, complete=_complete_gpt_oss),
     "glm4moe": GGUFArchitecture(
         "Glm4MoeForCausalLM", has_partial_rope=True, fields=_EXPERTS, complete=_complete_glm4_moe
+    ),
+    "deepseek2": GGUFArchitecture(
+        "DeepseekV2ForCausalLM", fields=_EXPERTS, complete=_complete_deepseek2
     ),
     "minimax-m2": GGUFArchitecture(
         "MiniMaxM2ForCausalLM", has_partial_rope=True, fields=_EXPERTS, complete=_complete_minimax

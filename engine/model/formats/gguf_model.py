@@ -65,10 +65,15 @@ _DELTA_PARTS = {
     "ssm_out": "linear_attn.out_proj", "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm",
     "ssm_a": "linear_attn.A_log", "ssm_dt": "linear_attn.dt_bias",
 }
+_LATENT_PARTS = {
+    "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",  # in older files; newer ones have attn_k_b and attn_v_b
+}
 _FURTHER_PARTS = {
     "gemma2": {"ffn_norm": "pre_feedforward_layernorm"}, "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
     "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, "granitehybrid": _MAMBA_PARTS,
-    "qwen3next": _DELTA_PARTS, "qwen35": _DELTA_PARTS, "qwen35moe": _DELTA_PARTS,
+    "deepseek2": _LATENT_PARTS, "qwen3next": _DELTA_PARTS, "qwen35": _DELTA_PARTS, "qwen35moe": _DELTA_PARTS,
 }
 _SCALARS = ("A_log", "D", "dt_bias", "e_score_correction_bias", "sinks")  # names without .weight or .bias
 
@@ -145,6 +150,13 @@ class GGUFModel:
             yield (f"{_TABLES[part]}.{kind}" if part in _TABLES else name), tensor
             return
         prefix = f"model.layers.{layer}"
+        if part == "attn_k_b":  # [heads, rank, keys]; their values are beside them, [heads, values, rank]
+            halves = tensor, self._file.read(f"blk.{layer}.attn_v_b.weight")
+            keys, values = (torch.stack([_decode(head) for head in _unbind(half)]) for half in halves)
+            yield f"{prefix}.self_attn.kv_b_proj.weight", torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1)
+            return
+        if part == "attn_v_b" and self._name == "deepseek2":
+            return
         if part in _EXPERTS:
             for expert, matrix in enumerate(_unbind(tensor)):
                 yield f"{prefix}.mlp.experts.{expert}.{_EXPERTS[part]}.{kind}", matrix

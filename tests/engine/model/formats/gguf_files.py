@@ -117,6 +117,8 @@ def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
     elif isinstance(value, str):
         writer.add_string(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     else:

@@ -186,6 +186,8 @@ def test_tokenizer_chat_template_and_end_tokens_come_from_the_file(
         ("glm4", "(h)\n\n1", ["(h", ")ĊĊ", "1"]),
         ("seed-coder", "(h)\n\n1", ["(h", ")", "ĊĊ", "1"]),
         ("hunyuan", "12", ["1", "2"]),
+        ("deepseek-llm", "(h  12", ["(", "h", "ĠĠ", "1", "2"]),  # letters and signs apart, digits alone
+        ("deepseek-v3", "(h  12", ["(h", "ĠĠ", "12"]),
         ("deepseek-coder", "a  1", ["a", "ĠĠ", "1"]),
         ("gpt-2", "12", ["12"]),
         ("llama-bpe", "whole", ["<bos>", "whole"]),  # a token that no merges make

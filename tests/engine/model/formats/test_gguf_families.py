@@ -40,7 +40,7 @@ def test_logits_equal_those_of_transformers(name: str) -> None:
 
 def test_there_is_a_file_of_each_architecture() -> None:
     found = {GGUFFile(FOLDER / f"{name}.gguf").metadata["general.architecture"] for name in MODELS}
-    assert found == ARCHITECTURES.keys()
+    assert found == ARCHITECTURES.keys() - {"deepseek2"}  # see `test_gguf_deepseek.py`
 
 
 @pytest.mark.parametrize("name", MODELS)
