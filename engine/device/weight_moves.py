@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from engine.model.decoder import DecoderModel
 from engine.model.linear import Linear
 from engine.model.moe import Experts
 
@@ -25,6 +26,8 @@ def list_tensors(*owners: Owner) -> list[Tensor]:
         found += (*module.parameters(recurse=False), *module.buffers(recurse=False))
         if isinstance(module, Linear | Experts):
             found += _tensors_of(module.list_packed())
+        elif isinstance(module, DecoderModel):
+            found += _tensors_of(module.embedding)
     return list({id(tensor): tensor for tensor in found}.values())
 
 

@@ -29,7 +29,6 @@ logger = logging.getLogger("troupe.worker")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 # Minimum compute capability of NVIDIA GPUs.
 _WITH_BFLOAT16 = (8, 0)
-_WITH_INT4 = (8, 0)
 _WITH_FP8 = (8, 9)
 # On CPU, bfloat16 waits for the native ops; a smaller model is loaded long before a compiler has finished.
 _MIN_PARAMETERS = 100_000_000
@@ -110,7 +109,7 @@ def choose_worker_config(
         _check_mps(config)
     dtype = _choose_dtype(config, model_config, facts, notices)
     backend = _choose_backend(config, facts, notices)
-    _check_quantization(config, dtype, facts)
+    _check_quantization(config, dtype, backend, facts)
     _check_cache_dtype(config, facts)
     is_cpu, is_auto = facts.kind == "cpu", config.attention_backend == "auto"
     worker = WorkerConfig(
@@ -228,19 +227,20 @@ def _check_cache_dtype(config: EngineConfig, facts: DeviceFacts) -> None:
         )
 
 
-def _check_quantization(config: EngineConfig, dtype: str, facts: DeviceFacts) -> None:
+def _check_quantization(config: EngineConfig, dtype: str, backend: str, facts: DeviceFacts) -> None:
     name = config.quantization
     is_cpu = facts.kind == "cpu"
-    if name in ("none", "int8") or (name == "int4" and is_cpu):
+    if name in ("none", "int8") or (name == "int4" and (is_cpu or backend == "triton")):
         return
     if is_cpu:
         raise ConfigError(
             f"quantization={name!r} needs a CUDA device, this engine runs on the CPU; use int8 or int4"
         )
-    needed = _WITH_FP8 if name == "fp8" else _WITH_INT4
-    if facts.capability < needed:
+    if name == "int4":
+        raise ConfigError(f"quantization='int4' needs Triton's kernels on a GPU, not {backend}; use int8")
+    if facts.capability < _WITH_FP8:
         raise ConfigError(
-            f"quantization={name!r} needs compute capability {needed[0]}.{needed[1]}, this GPU has "
+            f"quantization={name!r} needs compute capability {_WITH_FP8[0]}.{_WITH_FP8[1]}, this GPU has "
             f"{_capability(facts)}; use int8"
         )
     if dtype != "bfloat16":

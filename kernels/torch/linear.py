@@ -7,6 +7,7 @@ int4   see `kernels.grouped`; activations rounded to int8 per group; on the CPU 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -17,12 +18,12 @@ from kernels.grouped import GroupedInt, GroupedRows, round_grouped
 from kernels.ops import PackedWeight, Quantization
 
 _INT8_MAX = 127.0
-_FP8 = torch.float8_e4m3fn
-_FP8_MAX = torch.finfo(_FP8).max
+FP8 = torch.float8_e4m3fn
+_FP8_MAX = torch.finfo(FP8).max
 # CUDA's int8 product requires at least this many rows, and matrix sizes that are multiples of 8.
 _MIN_CUDA_ROWS = 32
 _INT8_MULTIPLE = 8
-_TINY = 1e-12
+TINY = 1e-12
 
 
 def pack_linear(
@@ -71,6 +72,10 @@ def linear(
     return product.to(out_dtype or x.dtype)
 
 
+# (x [N, K], greatest magnitude, dtype) -> values [N, K], scales [N, 1]; see `round_rows`
+RoundInputs = Callable[[Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
+
+
 @runtime_checkable
 class QuantizedWeight(Protocol):
     """A matrix in fewer bits."""
@@ -82,17 +87,24 @@ class QuantizedWeight(Protocol):
         """The rounded matrix [out, in]."""
 
 
-def pack_quantized(weight: Tensor, quantization: Quantization) -> QuantizedWeight:
+def pack_quantized(
+    weight: Tensor, quantization: Quantization, round_inputs: RoundInputs | None = None
+) -> QuantizedWeight:
     """Round a matrix [out, in].
+
+    Args:
+        round_inputs: rounds activations as `round_rows`, which is the default.
 
     Raises:
         ValueError: the matrix or its device does not allow it; says what would.
     """
     match quantization:
         case "fp8":
-            return Fp8Weight(weight)
+            return Fp8Weight(weight, round_inputs)
         case "int8":
-            return Int8Weight(weight) if weight.is_cuda else GroupedIntWeight(round_grouped(weight, 8))
+            if weight.is_cuda:
+                return Int8Weight(weight, round_inputs)
+            return GroupedIntWeight(round_grouped(weight, 8))
         case "int6" | "int4":
             return GroupedIntWeight(round_grouped(weight, 4 if quantization == "int4" else 6))
 
@@ -100,7 +112,8 @@ def pack_quantized(weight: Tensor, quantization: Quantization) -> QuantizedWeigh
 class Int8Weight:
     """W8A8: weights rounded per output channel, activations per token; zeros fill sizes up to multiples of 8."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, round_inputs: RoundInputs | None = None) -> None:
+        self.round = round_inputs or round_rows
         values, scales = round_rows(weight, _INT8_MAX)
         self._num_outputs, self._num_inputs = weight.shape
         self.values = _fill_up(values, *(size + -size % _INT8_MULTIPLE for size in weight.shape))
@@ -108,7 +121,7 @@ class Int8Weight:
         self._dtype = weight.dtype
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        values, scales = round_rows(x, _INT8_MAX)
+        values, scales = self.round(x.contiguous(), _INT8_MAX, torch.int8)
         num_rows = len(values)
         values = _fill_up(values, max(num_rows, _MIN_CUDA_ROWS), self.values.shape[1])
         products = torch._int_mm(values, self.values.t())
@@ -125,15 +138,16 @@ class Int8Weight:
 class Fp8Weight:
     """W8A8 in float8: weights rounded per output channel, activations per token."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, round_inputs: RoundInputs | None = None) -> None:
+        self.round = round_inputs or round_rows
         if weight.shape[0] % 16 or weight.shape[1] % 16:
             raise ValueError(f"fp8 needs both sizes of a matrix divisible by 16, not {list(weight.shape)}")
-        self.values, scales = round_rows(weight, _FP8_MAX, _FP8)
+        self.values, scales = round_rows(weight, _FP8_MAX, FP8)
         self.scales = scales.t().contiguous()  # [1, out] float32
         self._dtype = weight.dtype
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        values, scales = round_rows(x, _FP8_MAX, _FP8)
+        values, scales = self.round(x.contiguous(), _FP8_MAX, FP8)
         result = torch._scaled_mm(values, self.values.t(), scales, self.scales, out_dtype=torch.bfloat16)
         if bias is not None:
             result = result + bias
@@ -173,7 +187,7 @@ def round_rows(x: Tensor, greatest: float, dtype: torch.dtype = torch.int8) -> t
 
     Returns (values [N, K] of the dtype, scales [N, 1] float32) with values * scales near x.
     """
-    scales = x.abs().amax(dim=-1, keepdim=True).float().clamp_(min=_TINY).div_(greatest)
+    scales = x.abs().amax(dim=-1, keepdim=True).float().clamp_(min=TINY).div_(greatest)
     values = x.float().div(scales)
     if dtype == torch.int8:
         values = values.round_()

@@ -22,9 +22,10 @@ from torch import Tensor
 from kernels.grouped import GroupedInt, GroupedRows, RoundedRows, cut
 from kernels.ops import PackedWeight, Quantization
 from kernels.torch.linear import linear as multiply_numbers
-from kernels.torch.linear import pack_linear as pack_numbers
+from kernels.torch.linear import pack_quantized
 from kernels.torch.linear import unpack_linear as unpack_numbers
 from kernels.triton.launch import FUSED, check_contiguous, check_float, check_shape
+from kernels.triton.round_rows import round_rows
 from kernels.triton.silu_mul import silu_mul
 
 # Rows of a tile; the first is used for up to so many rows.
@@ -159,7 +160,7 @@ def pack_linear(
         if quantization is None:
             return weight.contiguous()
         if quantization not in ("int4", "int6"):
-            return pack_numbers(weight, bias, quantization)
+            return pack_quantized(weight, quantization, round_rows)
         weight = RoundedRows(weight, weight.shape, 4 if quantization == "int4" else 6)
     return pack_rows([weight], device)
 

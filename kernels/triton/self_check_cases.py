@@ -143,8 +143,8 @@ def _routing(ops: Ops, given: Tensors) -> list[Tensor]:
 
 
 def _linear(ops: Ops, given: Tensors) -> list[Tensor]:
-    """Multiply codes of 4 bits and of 6, few rows and many; the expected ops multiply the numbers of the codes."""
-    results = []
+    """Multiply in int8, and codes of 4 bits and of 6; the expected ops multiply the numbers of the codes."""
+    results = [ops.linear(given.make(3, 160), ops.pack_linear(given.make(96, 160), None, "int8"), None)]
     choices: tuple[Bits, ...] = (4, 6)
     for bits in choices:
         codes = round_grouped(given.make(96, 160, dtype=torch.float32).cpu() / 8, bits)

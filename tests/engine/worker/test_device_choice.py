@@ -62,7 +62,8 @@ def test_what_is_chosen_against_expectation_is_said() -> None:
         (T4, {"dtype": "bfloat16"}, r"dtype='bfloat16': this GPU \(compute capability 7.5\) has none"),
         (CPU, {"quantization": "fp8"}, "quantization='fp8' needs a CUDA device.*use int8 or int4"),
         (A100, {"quantization": "fp8"}, "needs compute capability 8.9, this GPU has 8.0; use int8"),
-        (H200, {"quantization": "int4", "dtype": "float16"}, "needs dtype bfloat16, not float16"),
+        (H200, {"quantization": "fp8", "dtype": "float16"}, "needs dtype bfloat16, not float16"),
+        (T4, {"quantization": "int4"}, "quantization='int4' needs Triton's kernels on a GPU, not sdpa; use int8"),
         (CPU, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' needs a CUDA device.*use int8"),
         (H200, {"kv_cache_dtype": "int8"}, "kv_cache_dtype='int8' is for the CPU.*use fp8"),
         (CPU, {"kv_cache_dtype": "int8", "block_size": 24}, "block_size=24 must be a multiple of 16"),
@@ -75,9 +76,10 @@ def test_what_a_device_cannot_do_is_refused_with_a_way_out(
         choose(facts, **settings)
 
 
-def test_int8_runs_everywhere_and_int4_on_the_cpu() -> None:
+def test_int8_runs_everywhere_and_int4_with_native_and_triton_kernels() -> None:
     assert all(choose(facts, quantization="int8")[0]["quantization"] == "int8" for facts in (CPU, T4, H200))
-    assert choose(CPU, quantization="int4")[0]["quantization"] == "int4"
+    for facts, dtype in ((CPU, "auto"), (A100, "float16")):
+        assert choose(facts, quantization="int4", dtype=dtype)[0]["quantization"] == "int4"
 
 
 def test_native_ops_can_be_disabled() -> None:

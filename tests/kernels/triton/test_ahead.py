@@ -25,6 +25,7 @@ from kernels.triton.linear import BLOCK_BYTES, NUM_STAGES, linear_kernel
 from kernels.triton.lora import lora_add_kernel, lora_low_kernel
 from kernels.triton.norm_rope_store import norm_rope_store_kernel
 from kernels.triton.rms_norm import rms_norm_kernel
+from kernels.triton.round_rows import round_rows_kernel
 from kernels.triton.routing import choose_experts_kernel, group_pairs_kernel
 from kernels.triton.silu_mul import silu_mul_kernel
 from kernels.triton.states import run_conv_kernel, scan_states_kernel
@@ -334,6 +335,14 @@ SMALL = {
             (16, 16, "bf16", CODES, True), (16, 64, "bf16", CODES | {"GROUP": 128}, True),
             (64, 64, "bf16", CODES, False), (16, 16, "bf16", NUMBERS, True), (64, 64, "bf16", BYTES, False),
         )
+    },
+    **{
+        f"round_rows to {values}": (
+            round_rows_kernel,
+            {"values_ptr": f"*{values}", "scales_ptr": "*fp32", "x_ptr": "*bf16", "greatest": "fp32", "tiny": "fp32"},
+            {"SIZE": 5120, "IS_FP8": values == "u8", "BLOCK": 8192}, 8, True,
+        )
+        for values in ("i8", "u8")
     },
     "choose_experts": (
         choose_experts_kernel,

@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 from kernels.grouped import Bits, Form, GroupedInt, round_grouped
+from kernels.torch.linear import round_rows as round_expected
 from kernels.triton.linear import FEW_ROWS, gated_linear, linear, pack_linear, unpack_linear, unpack_rows
+from kernels.triton.round_rows import round_rows
 from tests.kernels import reference
 from tests.kernels.triton.batches import TOLERANCE
 
@@ -64,3 +66,13 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(device: torch.device) -> No
 def test_rows_of_an_embedding_are_read_alone(device: torch.device, quantization: None) -> None:
     packed, ids = pack_linear(make(50, 96), None, quantization, device=device), torch.tensor([7, 0, 49], device=device)
     assert torch.equal(unpack_rows(packed, ids), unpack_linear(packed)[ids])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("size", [1, 100, 1000])
+def test_inputs_are_rounded_to_8_bits_as_torch_does(device: torch.device, size: int, dtype: torch.dtype) -> None:
+    x = make(5, size).half().to(device)
+    x[2] = 0
+    x[3] *= torch.tensor([0.5, 1.5], device=device).repeat(size)[:size]
+    for found, expected in zip(round_rows(x, 127.0, dtype), round_expected(x, 127.0, dtype), strict=True):
+        assert torch.equal(found.float(), expected.float())

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine.device.weight_moves import list_tensors
 from engine.errors import ConfigError
 from engine.model import load_model
 from engine.model.formats.encoded import EncodedTensor
@@ -298,6 +299,8 @@ def test_triton_ops_keep_the_codes_of_all_matrices(tmp_path: Path, method: str) 
     (experts,) = layer.mlp.experts.list_packed()
     packed = [layer.attention.o_proj.packed, experts.gate_up, experts.down]
     assert {each.bits for each in packed} == {8 if method == "fp8" else 4}
+    moved = {id(each) for each in list_tensors(model)}
+    assert {id(each) for each in (experts.down.codes, experts.down.lines, model.embedding)} <= moved, "they can sleep"
     found = {"self_attn.o_proj": model.ops.unpack_linear(packed[0])}
     found |= {"mlp.experts.1.down_proj": model.ops.unpack_experts(experts).down[1]}
     for name, matrix in found.items():
