@@ -29,12 +29,13 @@ from app.extraction.sources import UnreadableSource, parse_rows
 from app.extraction.verbatim import list_spellings
 from app.json_text import ValueCounter, check_json, load_json
 from app.reasoning import ReasoningSplitter, Thinking
-from app.ui.chat.attachments import fence
+from app.ui.chat.conversation import answer_message, fence, user_message
+from app.ui.chat.conversation import lay_out as lay_out_chat
 from engine import EngineConfig
 from engine.front.stop_strings import StopStrings
 from engine.input.tokenizer import Tokenizer
 from grammar import GrammarError, GrammarSpec, list_tool_styles, read_spec
-from grammar.regex.assertions import list_look_aheads, remove_assertions
+from grammar.regex.assertions import remove_assertions
 from grammar.regex.dialects import read_classes, read_ecma
 from grammar.tags.gbnf_rules import read_gbnf
 
@@ -109,6 +110,10 @@ def read_columns(text: str) -> None:
     read_csv(f"{text[0]}," * (len(text) // 8) + "\n" + "1," * (len(text) // 8), "a.csv", lambda *_: None)
 
 
+def show_chat(text: str) -> None:
+    lay_out_chat([user_message(text), answer_message(text)])
+
+
 def split_thoughts(text: str) -> None:
     for thinking in (Thinking(False), Thinking(True), Thinking(False, has_channels=True)):
         splitter = ReasoningSplitter(thinking)
@@ -171,7 +176,7 @@ def read_schema(text: str) -> None:
 
 def translate(text: str) -> None:
     for read in (read_ecma, read_classes):
-        list_look_aheads(remove_assertions(read(text)))
+        remove_assertions(read(text))
 
 
 def read_grammar(text: str) -> None:
@@ -198,7 +203,8 @@ READERS: Mapping[str, tuple[Callable[[str], Any], list[str], int]] = {
     "prompt": (render, MARKS, SIZE), "offsets": (find_offsets, [], SIZE),
     "amounts": (ground, NUMBERS, SIZE // 3), "evidence": (show, NUMBERS, SIZE // 3),
     "parts": (lambda text: cut(text, 300), NUMBERS, SIZE), "record": (scan, JSON_PARTS, SIZE),
-    "fence": (fence, ["`", "``` "], LONG), "schema": (read_schema, [*JSON_PARTS, *PATTERNS], SIZE),
+    "fence": (fence, ["`", "``` "], LONG), "chat": (show_chat, ["\\(", "\\[", "$", "`", "a ", "<tool_call>"], SIZE),
+    "schema": (read_schema, [*JSON_PARTS, *PATTERNS], SIZE),
     "pattern": (translate, [*PATTERNS, "[:a", "(?=[", "[\\"], SIZE),
     "grammar": (read_grammar, [*PATTERNS, *RULES], SIZE),
     "errors": (scrub, ["/", "/a", "a.", "a[1]", "C:\\", "0x"], SIZE),

@@ -25,7 +25,8 @@ MAX_SHOWN_CHARS = 4000  # of a file
 MARKDOWN = re.compile(r"[\\`*_\[\]<>#$~|]")
 # Code, formulas in brackets, and what may be a formula between single dollars.
 FORMULA = re.compile(
-    r"(`{3,}).*?(?:\1|\Z)|(?<!`)(`{1,2})(?!`).*?(?<!`)\2(?!`)|\$\$.*?\$\$|\\\(.*?\\\)|\\\[.*?\\\]"
+    r"(`{3,}).*?(?:\1|\Z)|(?<!`)(`{1,2})(?!`).*?(?<!`)\2(?!`)|\$\$.*?\$\$"
+    r"|\\\((?:(?!\\\().)*?\\\)|\\\[(?:(?!\\\[).)*?\\\]"
     r"|(?<![\\$\w])\$(?P<formula>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?![\w$])",
     re.DOTALL,
 )
