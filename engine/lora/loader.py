@@ -138,10 +138,10 @@ class AdapterBuilder:
         """Take in the whole tensors of one module, by kind. Leaves what other ranks need in the dictionary."""
         part = self._model.matrix_parts.get(module)
         if module != _EMBEDDING and part is None:
-            raise InvalidRequest(
-                f"the adapter changes {module}, which the model does not have or adapters cannot change",
-                "lora_path",
-            )
+            why = "the model does not have or adapters cannot change"
+            if module.endswith("kv_b_proj"):
+                why = "latent attention keeps as two products of each head; train without it"
+            raise InvalidRequest(f"the adapter changes {module}, which {why}", "lora_path")
         if "saved" in tensors:
             self._take_saved(module, tensors)
             return

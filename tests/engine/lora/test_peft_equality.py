@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine import LLM, LoRARequest, SamplingParams
+from engine import LLM, ConfigError, LoRARequest, SamplingParams
 from engine.lora.adapter_files import AdapterFiles
 from engine.lora.loader import Adapter, load_adapter
 from engine.model import load_model
@@ -78,6 +78,16 @@ def test_logits_of_a_mixed_batch_are_those_of_peft(family: str, tmp_path: Path) 
         for kind, logits in found.items():
             error = (logits - expected[kind]).abs().max().item()
             assert error < 1e-4, f"{kind}: {error}"
+
+
+def test_what_latent_attention_does_not_do_is_refused_at_start(tmp_path: Path) -> None:
+    require_library()
+    twin = PeftTwin("deepseek_v2", tmp_path, {"wide": {"r": 2, "target_modules": ["kv_b_proj"]}})
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 64, "num_blocks": 20}
+    with pytest.raises(ConfigError, match=r"changes model\.layers\.0\.self_attn\.kv_b_proj, which latent attention"):
+        LLM(str(twin.checkpoint), enable_lora=True, lora_modules=(f"wide={tmp_path / 'wide'}",), **options)
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype='int8': the model has latent attention.*use auto"):
+        LLM(str(twin.checkpoint), kv_cache_dtype="int8", **options)
 
 
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16", "quantization": "int8"}], ids=str)
