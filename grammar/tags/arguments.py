@@ -100,17 +100,9 @@ class ArgumentReader:
             return properties[name], name
         return self.schema.get("additionalProperties", True), None
 
-    @cached_property
-    def _kinds(self) -> dict[str, Kind]:
-        return {}
-
     def find_kind(self, name: str) -> Kind:
         """Return the kind of an argument."""
-        if not self.style.writes_text:
-            return "other"
-        if name not in self._kinds:
-            self._kinds[name] = find_kind(self._find(name)[0], self.schema)
-        return self._kinds[name]
+        return find_kind(self._find(name)[0], self.schema) if self.style.writes_text else "other"
 
     def read(self, name: str, text: str) -> str:
         """Return the JSON of a whole argument."""
@@ -122,7 +114,6 @@ class ArgumentReader:
         else:
             value = read_words(text) if self.style.dialect == "json" else read_python(text)
         return json.dumps(value, ensure_ascii=False)
-
 
     @cached_property
     def _ways(self) -> list[tuple[re.Pattern[str], str, bool]]:
