@@ -95,12 +95,13 @@ class Linear(nn.Module):
         quantization = self.choose_quantization(quantization)
         source = self._shared if self.weight is None else self.weight
         assert source is not None, "a layer is packed once; after that it is repacked"
-        is_copy_worthwhile = self._shared is None or quantization is not None or ops.packs_shared
+        # Parts that were kept are not in the memory.
+        must_pack = self._shared is None or quantization is not None or ops.packs_shared or bool(self._given)
         matrix = self._join_parts(source.data, quantization)
         packed: PackedWeight = source.data
         if not isinstance(matrix, Tensor):
             packed = ops.pack_linear(matrix, self.bias, None, source.dtype)
-        elif is_copy_worthwhile:
+        elif must_pack:
             packed = ops.pack_linear(matrix, self.bias, quantization, source.dtype)
         self.take_packed(ops, packed)
 

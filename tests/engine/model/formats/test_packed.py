@@ -307,6 +307,15 @@ def test_triton_ops_keep_the_codes_of_all_matrices(tmp_path: Path, method: str) 
         torch.testing.assert_close(matrix, decoded[f"model.layers.0.{name}.weight"], atol=tolerance, rtol=0)
 
 
+def test_triton_ops_read_a_head_that_is_the_embedding(tmp_path: Path) -> None:
+    triton_ops = pytest.importorskip("kernels.triton", reason="needs triton")
+    _, decoded = write_checkpoint(tmp_path, "awq", tie_word_embeddings=True)
+    model = load_model(tmp_path, ops=triton_ops.make_ops(torch.device("cpu"), torch.float32))
+    table = decoded["model.embed_tokens.weight"]
+    assert torch.equal(model.lm_head.packed, table)
+    assert torch.equal(model.ops.unpack_rows(model.embedding, torch.tensor([3, 1])), table[[3, 1]])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
