@@ -216,6 +216,16 @@ class DecoderModel(nn.Module):
             if isinstance(module, Linear | Experts) and not module.is_packed:
                 module.pack(self.ops, quantization)
 
+    def move(self, device: torch.device) -> None:
+        """Move all but the packed matrices, which are where their ops want them."""
+        for parameter in self.parameters():
+            if parameter is self.embed_tokens and self.embedding is not None:
+                parameter.data = torch.empty(1, dtype=parameter.dtype, device=device).expand(parameter.shape)
+            else:
+                parameter.data = parameter.data.to(device)
+        for rope in self.ropes:
+            rope.move(device)
+
     def unpack_embedding(self) -> Tensor:
         """Return the table of the embedding, [V, D] in the model's dtype."""
         if self.embedding is None:

@@ -116,7 +116,9 @@ def _load_decoder(
     cache: WeightCache | None,
 ) -> DecoderModel:
     """Build our decoder; with a seed its weights are random."""
-    model = build(config, dtype, device, ops).eval()
+    # In 16 bits, matrices in codes have memory of the host alone, which nothing touches.
+    is_moved = loading.keeps_codes and device.type != "cpu"
+    model = build(config, dtype, torch.device("cpu") if is_moved else device, ops).eval()
     if seed is not None:
         _fill_randomly(model, seed)
         model.weights_hash = b"dummy:%d" % seed
@@ -135,6 +137,9 @@ def _load_decoder(
         model.weights_hash = source.hash_weights()
     else:
         _load_checkpoint(model, folder, files, loading)
+    if is_moved:
+        model.pack(loading.quantization)
+        model.move(device)
     if cache is not None and key is not None:
         model.pack(loading.quantization)
         cache.store(key, model)

@@ -79,6 +79,10 @@ class RotaryEmbedding:
         self._inv_freq = self._compute_inv_freq(self._max_len)
         self._cos = self._sin = torch.empty(0, device=device)
 
+    def move(self, device: torch.device) -> None:
+        self._device, self._inv_freq = device, self._inv_freq.to(device)
+        self.release()
+
     def limit(self, max_len: int) -> None:
         """Set the longest context that is allowed, which selects the frequencies of longrope."""
         if self._config.rope_type == "longrope" and max_len != self._max_len:

@@ -195,7 +195,7 @@ def pack_experts(
         pairs = zip(experts.gate, experts.up, strict=True)
         gate_up, down = pack_rows([each for pair in pairs for each in pair], device), pack_rows(experts.down, device)
     elif quantization is None:
-        gate_up, down = experts.gate_up.flatten(0, 1), experts.down.flatten(0, 1)
+        gate_up, down = (each.flatten(0, 1).to(device) for each in (experts.gate_up, experts.down))
     elif quantization == "fp8":
         raise ValueError("quantization='fp8' of experts is not available in the triton ops; use int4, int6 or int8")
     else:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.device.weight_moves import list_tensors
 from engine.errors import ConfigError
-from engine.model import load_model
+from engine.model import DecoderModel, load_model
 from engine.model.formats.encoded import EncodedTensor
 from engine.model.formats.float8 import ScaledTensor
 from engine.model.formats.packed_int import read_awq, read_compressed, read_gptq
@@ -305,6 +305,20 @@ def test_triton_ops_keep_the_codes_of_all_matrices(tmp_path: Path, method: str) 
     found |= {"mlp.experts.1.down_proj": model.ops.unpack_experts(experts).down[1]}
     for name, matrix in found.items():
         torch.testing.assert_close(matrix, decoded[f"model.layers.0.{name}.weight"], atol=tolerance, rtol=0)
+
+
+def test_matrices_in_codes_take_no_memory_of_a_device_in_16_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters cannot be moved to this device; on CUDA they are when all is packed."""
+    triton_ops, meta = pytest.importorskip("kernels.triton", reason="needs triton"), torch.device("meta")
+    moved: list[torch.device] = []
+    monkeypatch.setattr(DecoderModel, "move", lambda _, device: moved.append(device))
+    write_checkpoint(tmp_path, "gptq", "qwen3_moe", moe_intermediate_size=64)
+    model = load_model(tmp_path, torch.bfloat16, meta, ops=triton_ops.make_ops(meta, torch.bfloat16))
+    assert moved == [meta]
+    parameters = {id(each) for each in model.parameters()}
+    assert all(each.is_meta != (id(each) in parameters) for each in list_tensors(model))
 
 
 def test_triton_ops_read_a_head_that_is_the_embedding(tmp_path: Path) -> None:
