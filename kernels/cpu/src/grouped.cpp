@@ -149,8 +149,8 @@ void multiply_codes(int32_t kind, const TileProduct& tile, int rows) {
             case 1: return multiply_rows<Arithmetic, 1>(tile);
             case 2: return multiply_rows<Arithmetic, 2>(tile);
             case 3: return multiply_rows<Arithmetic, 3>(tile);
-#ifdef TROUPE_AVX512
             case 4: return multiply_rows<Arithmetic, 4>(tile);
+#ifdef TROUPE_AVX512
             case 5: return multiply_rows<Arithmetic, 5>(tile);
             case 6: return multiply_rows<Arithmetic, 6>(tile);
 #endif

@@ -36,6 +36,8 @@ constexpr int kMaxPanels = 2;
 constexpr int kMaxRows = 3;
 constexpr int kMaxPanels = 1;
 #endif
+// Codes have two vectors of outputs at a time, and sums of 16 bits without an instruction that adds products in 32.
+constexpr int kCodeRows = kMaxRows < 4 ? 4 : kMaxRows;
 
 // An arithmetic says how a word of weights meets a word of activations. `kParts` counts the passes over the words of
 // a group; `kWords` the 32-bit words per row and group of packed activations.
@@ -108,7 +110,7 @@ constexpr int kTileRows = 16, kTileWords = 16;
 // How many rows are packed together at most, and panels multiplied at once; how many words of a row lie together, and the inputs in them; how many
 // words past the last one a product may read.
 template <class Arithmetic>
-constexpr int kBlockRows = kIsTiled<Arithmetic> ? 2 * kTileRows : kMaxRows;
+constexpr int kBlockRows = kIsTiled<Arithmetic> ? 2 * kTileRows : std::is_same_v<Arithmetic, Codes> ? kCodeRows : kMaxRows;
 template <class Arithmetic>
 constexpr int kPanels = std::is_same_v<Arithmetic, Codes> ? 1 : kMaxPanels;
 template <class Arithmetic>
