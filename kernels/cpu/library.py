@@ -48,7 +48,6 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "split_blocks": (c_int, [c_void_p, c_int32, c_void_p, c_int64, *[c_void_p] * 3]),
     "round_rows": (None, [c_void_p, c_void_p, *[c_int64] * 3, c_int32, *[c_void_p] * 3]),
     "unpack_rows": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int64, c_void_p]),
-    "unpack_weight": (None, [c_void_p, POINTER(LinearStruct), c_void_p]),
     "fits_bfloat16": (c_int, [c_void_p, c_void_p, c_int64]),
     "linear": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int32, c_void_p, c_int32, c_int64]),
     "lora": (

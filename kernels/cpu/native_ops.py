@@ -23,7 +23,15 @@ from kernels.cpu.states import run_conv, scan_states
 from kernels.cpu.stored import put_together, take_apart
 from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
 from kernels.cpu.tape import Arena, Tape
-from kernels.cpu.weights import DTYPES, NativeWeight, WeightKind, address, pack, unpack
+from kernels.cpu.weights import (
+    DTYPES,
+    NativeWeight,
+    WeightKind,
+    address,
+    pack,
+    unpack,
+    unpack_rows,
+)
 from kernels.grouped import GroupedRows
 from kernels.lora import LoraSegment
 from kernels.ops import Ops, Quantization, StoredForm
@@ -58,8 +66,8 @@ class NativeOps:
             paged_attention=self.paged_attention,
             linear=self.linear,
             pack_linear=self.pack_linear,
-            unpack_linear=self.unpack_linear,
-            unpack_rows=self.unpack_rows,
+            unpack_linear=partial(unpack, self.library, self.pool),
+            unpack_rows=partial(unpack_rows, self.library, self.pool),
             pack_experts=partial(pack_experts, self.library, self.pool, self._memory),
             run_experts=partial(run_experts, self.library, self.pool),
             unpack_experts=partial(unpack_experts, self.library, self.pool),
@@ -260,18 +268,6 @@ class NativeOps:
             ValueError: a dtype or quantization that native ops do not have.
         """
         return pack(self.library, self.pool, self._memory, weight, bias, quantization, kind, dtype)
-
-    def unpack_linear(self, weight: NativeWeight) -> Tensor:
-        """The matrix [out, in] again, rounded where it was quantized."""
-        return unpack(self.library, self.pool, weight)
-
-    def unpack_rows(self, weight: NativeWeight, ids: Tensor) -> Tensor:
-        """Some rows of a matrix, float32."""
-        ids = ids.contiguous()
-        rows = torch.empty(len(ids), weight.in_features)
-        pointers = (ctypes.byref(weight.struct), ids.data_ptr(), len(ids), rows.data_ptr())
-        self.library.unpack_rows(self.pool.handle, *pointers)
-        return rows
 
     def linear(
         self, x: Tensor, weight: NativeWeight, bias: Tensor | None, out_dtype: torch.dtype | None = None

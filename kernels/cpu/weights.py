@@ -181,9 +181,17 @@ def estimate_packed_bytes(out_features: int, in_features: int, weight_bytes: flo
 
 def unpack(library: NativeLibrary, pool: ThreadPool, packed: NativeWeight) -> Tensor:
     """Return the matrix [out, in] in the dtype it came in, rounded where it was quantized."""
-    weight = torch.empty(packed.out_features, packed.in_features)
-    library.unpack_weight(pool.handle, ctypes.byref(packed.struct), weight.data_ptr())
-    return weight.to(packed.dtype)
+    return unpack_rows(library, pool, packed, torch.arange(packed.out_features)).to(packed.dtype)
+
+
+def unpack_rows(library: NativeLibrary, pool: ThreadPool, packed: NativeWeight, ids: Tensor) -> Tensor:
+    """Return some rows of a matrix, float32 [N, in]."""
+    ids = ids.contiguous()
+    rows = torch.empty(len(ids), packed.in_features)
+    library.unpack_rows(
+        pool.handle, ctypes.byref(packed.struct), ids.data_ptr(), len(ids), rows.data_ptr()
+    )
+    return rows
 
 
 def address(tensor: Tensor | None) -> int | None:

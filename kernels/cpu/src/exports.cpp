@@ -77,11 +77,6 @@ EXPORT void troupe_unpack_rows(Pool* pool, const Linear* linear, const int64_t* 
     unpack_rows(pool, *linear, ids, count, out);
 }
 
-EXPORT void troupe_unpack_weight(Pool* pool, const Linear* linear, float* weight) {
-    PoolLock lock(pool);
-    unpack_weight(pool, *linear, weight);
-}
-
 EXPORT int troupe_fits_bfloat16(Pool* pool, const float* values, int64_t count) {
     PoolLock lock(pool);
     return fits_bfloat16(pool, values, count);

@@ -195,13 +195,6 @@ void pack_grouped(
     });
 }
 
-void unpack_grouped(Pool* pool, const Linear& linear, float* weight) {
-    Groups groups(linear);
-    parallel(pool, linear.out_features, [&](int64_t output, int) {
-        unpack_row(linear, groups, output, weight + output * linear.in_features);
-    });
-}
-
 void unpack_grouped_rows(Pool* pool, const Linear& linear, const int64_t* ids, int64_t count, float* out) {
     Groups groups(linear);
     parallel(pool, count, [&](int64_t i, int) { unpack_row(linear, groups, ids[i], out + i * linear.in_features); });

@@ -81,10 +81,7 @@ int64_t grouped_bytes(const Linear& linear);
 // Write the panels. codes: [out, in], signed, but from 0 with minimums and 4 or 6 bits; scales, minimums: [out, groups].
 void pack_grouped(Pool* pool, const Linear& linear, const int8_t* codes, const float* scales, const float* minimums, uint8_t* panels);
 
-// weight: [out, in], the products of the stored scales and codes plus the minimums.
-void unpack_grouped(Pool* pool, const Linear& linear, float* weight);
-
-// As `unpack_rows`.
+// As `unpack_rows`: the products of the stored scales and codes plus the minimums.
 void unpack_grouped_rows(Pool* pool, const Linear& linear, const int64_t* ids, int64_t count, float* out);
 
 // Round a row to bytes, with zeros up to the end of its last group; the factors of a group lie `stride` apart.

@@ -33,10 +33,7 @@ void pack_weight(
     Pool* pool, int32_t kind, const void* weight, int32_t dtype, int64_t out_features, int64_t in_features,
     uint8_t* panels);
 
-// The inverse of packing any kind, into float32.
-void unpack_weight(Pool* pool, const Linear& linear, float* weight);
-
-// out[i] = row ids[i] of the matrix, float32 [count, in].
+// The inverse of packing any kind: out[i] = row ids[i] of the matrix, float32 [count, in].
 void unpack_rows(Pool* pool, const Linear& linear, const int64_t* ids, int64_t count, float* out);
 
 // Whether bfloat16 holds each of the values exactly.

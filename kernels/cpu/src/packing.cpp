@@ -87,16 +87,6 @@ void pack_weight(
     });
 }
 
-void unpack_weight(Pool* pool, const Linear& linear, float* weight) {
-    if (is_grouped(linear.kind)) return unpack_grouped(pool, linear, weight);
-    with_plain(linear.kind, [&](auto arithmetic) {
-        parallel(pool, ceil_div(linear.out_features, kPanelWidth), [&](int64_t panel, int) {
-            for (int64_t output = panel * kPanelWidth; output < linear.out_features && output < (panel + 1) * kPanelWidth; ++output)
-                unpack_row<decltype(arithmetic)>(linear, output, weight + output * linear.in_features);
-        });
-    });
-}
-
 void unpack_rows(Pool* pool, const Linear& linear, const int64_t* ids, int64_t count, float* out) {
     if (is_grouped(linear.kind)) return unpack_grouped_rows(pool, linear, ids, count, out);
     with_plain(linear.kind, [&](auto arithmetic) {

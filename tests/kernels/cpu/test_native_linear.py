@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.cpu.native_ops import NativeOps
-from kernels.cpu.weights import NativeWeight, WeightKind, make_convert
+from kernels.cpu.weights import NativeWeight, WeightKind, make_convert, unpack, unpack_rows
 from kernels.grouped import Bits, Form, GroupedInt, StackedRows, align, round_grouped
 from kernels.ops import Quantization
 from kernels.torch.linear import GroupedIntWeight
@@ -100,9 +100,9 @@ def test_sums_of_the_largest_codes_and_activations_are_exact(ops: NativeOps, bit
 def test_codes_and_scales_survive_packing(ops: NativeOps, bits: Bits, is_centred: bool) -> None:
     weight = make_grouped((100, 131), bits, 32, is_centred)
     packed = ops.pack_linear(weight, None, None)
-    assert torch.equal(ops.unpack_linear(packed), weight.dequantize())
+    assert torch.equal(unpack(ops.library, ops.pool, packed), weight.dequantize())
     ids = torch.tensor([99, 0, 33])
-    assert torch.equal(ops.unpack_rows(packed, ids), weight.dequantize()[ids])
+    assert torch.equal(unpack_rows(ops.library, ops.pool, packed, ids), weight.dequantize()[ids])
 
 
 @pytest.mark.parametrize("is_centred", [False, True])
@@ -112,7 +112,7 @@ def test_a_stack_of_other_forms_keeps_its_values(ops: NativeOps, is_centred: boo
     stacked = StackedRows(align(parts, 8))
     assert stacked.form == Form(8, 32, is_centred)
     expected = torch.cat([part.dequantize() for part in parts])
-    actual = ops.unpack_linear(ops.pack_linear(stacked, None, None))
+    actual = unpack(ops.library, ops.pool, ops.pack_linear(stacked, None, None))
     torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-3)
 
 
@@ -186,7 +186,7 @@ def test_weights_that_bfloat16_holds_take_half_the_memory_and_give_the_same_bits
 @pytest.mark.parametrize("kind", ["float32", "half", "bfloat16"])
 def test_unpacking_returns_the_matrix(ops: NativeOps, kind: str) -> None:
     _, weight = make_operands(kind, 1, (100, 63))
-    unpacked = ops.unpack_linear(pack(ops, kind, weight))
+    unpacked = unpack(ops.library, ops.pool, pack(ops, kind, weight))
     assert unpacked.dtype == weight.dtype
     assert torch.equal(unpacked, weight)
 
