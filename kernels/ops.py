@@ -377,10 +377,11 @@ class Ops:
     pack_lora: Callable[[LoraMatrix], PackedLora]
     # (y, x, rows, segments); see `kernels.lora.add_lora`
     add_lora: Callable[[Tensor, Tensor, Tensor, Sequence[LoraSegment]], None]
-    # The inverse of `pack_experts`; None as in `unpack_linear`.
-    unpack_experts: Callable[[PackedExperts], ExpertWeights] | None = None
-    # The matrix [out, in] that was packed, as near as the packing kept it; None: packing is a one-way street.
-    unpack_linear: Callable[[PackedWeight], Tensor] | None = None
+    # The inverses of `pack_linear` and `pack_experts`, as near as the packing kept the matrices.
+    unpack_linear: Callable[[PackedWeight], Tensor]
+    unpack_experts: Callable[[PackedExperts], ExpertWeights]
+    # Bytes that a step takes at most beside the results of its ops.
+    estimate_scratch: Callable[[StepShape], int]
     # (packed weight, ids [N]) -> rows [N, in] float32; None: an embedding stays as it is.
     unpack_rows: Callable[[PackedWeight, Tensor], Tensor] | None = None
     # As `pack_linear`, for float32 products that are exact to 2^-16 only and faster; None: they would not be faster.
@@ -397,8 +398,6 @@ class Ops:
     draw: Draw | None = None
     # None: the host makes the inputs of a step.
     gather_inputs: GatherInputs | None = None
-    # Bytes that a step takes at most beside the results of its ops; None: it is not known.
-    estimate_scratch: Callable[[StepShape], int] | None = None
     # Dtypes in which keys and values may be stored, beside that of the model.
     cache_dtypes: tuple[torch.dtype, ...] = ()
     has_pieces: bool = False  # how keys and values lie, see `KVCache`

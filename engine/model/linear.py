@@ -154,7 +154,6 @@ class Linear(nn.Module):
             self.pack(new, quantization)
             return
         quantization = self.choose_quantization(quantization)
-        assert old.unpack_linear is not None, f"weights packed by {old.name} cannot be unpacked"
         weight = old.unpack_linear(self.packed)
         packed = new.pack_linear(weight.contiguous(), self.bias, quantization)
         self._packed, self._unpack = [(new.linear, packed)], new.unpack_linear

@@ -188,7 +188,6 @@ class Experts(nn.Module):
         self.gate_up = self.down = None
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
-        assert old.unpack_experts is not None, f"experts packed by {old.name} cannot be unpacked"
         for index, (_, packed) in enumerate(self._packed):
             weights = old.unpack_experts(packed)
             self._packed[index] = (new.run_experts, new.pack_experts(weights, quantization))

@@ -54,8 +54,7 @@ class CacheSizer:
         kept_bytes += 0 if native is None else native.estimate_move(self.model)
 
         def estimate_scratch(shape: StepShape) -> int:
-            of_now = 0 if ops.estimate_scratch is None else ops.estimate_scratch(shape)
-            return max(of_now, 0 if native is None else native.estimate_scratch(shape))
+            return max(ops.estimate_scratch(shape), 0 if native is None else native.estimate_scratch(shape))
 
         max_len = config.max_model_len or self.model.max_model_len
         num_rows, num_tokens = config.find_step_limits(self.worker.device)

@@ -103,7 +103,6 @@ def test_the_number_of_threads_does_not_matter(native: NativeOps, kind: str) -> 
 def test_unpacked_experts_are_the_same_matrices(native: NativeOps, kind: str) -> None:
     experts, _, _ = make_kind(kind, SHAPES[1])
     for ops in (native.make_ops(), torch_ops.make_ops()):
-        assert ops.unpack_experts is not None
         unpacked = ops.unpack_experts(ops.pack_experts(experts, None))
         assert torch.equal(unpacked.gate_up, experts.gate_up) and torch.equal(unpacked.down, experts.down)
         for actual, expected in (
