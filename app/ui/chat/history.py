@@ -35,7 +35,7 @@ def build_list() -> gr.HTML:
     with gr.Sidebar(position="left", open=False, width=280, elem_id="chats"):
         return gr.HTML(
             {}, html_template='<div class="chats"></div>', apply_default_css=False,
-            js_on_load=read_script("kept") + read_script("chats"), elem_id="chat-list",
+            js_on_load=read_script("kept") + read_script("make") + read_script("chats"), elem_id="chat-list",
         )
 
 
@@ -43,5 +43,5 @@ def build_branches() -> gr.HTML:
     """Build the switches between versions; the script places each at its message."""
     return gr.HTML(
         [], html_template='<div class="branches"></div>', apply_default_css=False,
-        js_on_load=read_script("branches"), elem_id="branches",
+        js_on_load=read_script("make") + read_script("branches"), elem_id="branches",
     )

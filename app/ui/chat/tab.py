@@ -150,7 +150,7 @@ class ChatTab(ChatRun):
         # Not an accordion: Gradio runs nothing inside a closed one, and every answer must be recorded.
         return gr.HTML(
             {"ids": []}, apply_default_css=False, elem_id="inside", html_template=INSIDE,
-            js_on_load=read_script("inside"),
+            js_on_load=read_script("make") + read_script("inside"),
         )
 
     async def end(self, turn: Turn | None, request: gr.Request) -> tuple[Any, ...]:

@@ -79,7 +79,7 @@ class SchemaPanel:
                 with gr.Tab("Form"):
                     self.form = gr.HTML(
                         _make_form(checked.schema) | {"hints": make_hints(checked)}, elem_id="schema-form",
-                        apply_default_css=False, js_on_load=read_script("form"),
+                        apply_default_css=False, js_on_load=read_script("make") + read_script("form"),
                         html_template=f"<div class='schema-form' data-kinds='{json.dumps(list(KINDS))}'></div>",
                     )
                 with gr.Tab("JSON Schema"):

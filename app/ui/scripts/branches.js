@@ -1,12 +1,5 @@
 // The versions of the conversation: a small switch under each message that has several; and a way to go on with the last.
 const host = element.querySelector(".branches");
-const make = (tag, attributes, ...children) => {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes))
-    name.startsWith("on") ? node.addEventListener(name.slice(2), value) : node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-};
 let shown = [];
 const draw = () => {
   for (const { node } of shown) node.remove();

@@ -2,14 +2,6 @@
 const host = element.querySelector(".chats");
 let wanted = "", store = { chats: [], current: null, leaf: null };
 
-const make = (tag, attributes = {}, ...children) => {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes))
-    name.startsWith("on") ? node.addEventListener(name.slice(2), value) : node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-};
-
 // On a narrow screen the list covers the chat.
 const close = () => { if (matchMedia("(max-width: 768px)").matches) document.querySelector("#chats.open .toggle-button")?.click(); };
 const day = (seconds) => seconds ? new Date(seconds * 1000).toLocaleDateString(undefined, { day: "numeric", month: "short" }) : "";

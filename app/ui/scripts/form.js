@@ -2,17 +2,6 @@
 const host = element.querySelector(".schema-form");
 const kinds = JSON.parse(host.dataset.kinds);
 
-const make = (tag, attributes = {}, ...children) => {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name in node && typeof value !== "string") node[name] = value;
-    else node.setAttribute(name, value);
-  }
-  node.append(...children.filter((child) => child !== null));
-  return node;
-};
-
 const commit = (isRedrawn) => {
   props.value = JSON.parse(JSON.stringify(form));
   if (isRedrawn) draw();

@@ -5,13 +5,6 @@ const percent = (value) => value === null ? "–" : value >= 0.9995 ? "100%" : v
 const spell = (text) => text === "" ? "(end)" : text.replaceAll("\n", "⏎").replaceAll(" ", "␣");
 let steps = [], place = 0, showsDrafts = false;
 
-const make = (tag, attributes, ...children) => {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-};
-
 const drawStep = () => {
   const step = steps[place];
   for (const [index, node] of [...host.querySelectorAll(".token")].entries()) {
