@@ -45,6 +45,7 @@ class ImagePart(msgspec.Struct, frozen=True):
     grid: list[int]  # rows and columns, see the image processor
     pixels: np.ndarray | None = None  # uint8, [parts, 3, ...]
     features: np.ndarray | None = None  # [n, D] float32
+    is_whole: bool = False  # its tokens attend to each other, so one step computes all of them
 
 
 class AddRequest(msgspec.Struct, frozen=True):

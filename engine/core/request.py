@@ -43,7 +43,7 @@ class Request:
         "needs_detail", "num_cached_tokens", "num_committed_blocks", "num_prompt_tokens", "num_scored",
         "params", "pending_prompt_logprobs", "pooled", "prediction", "priority", "prompt", "queue_key",
         "request_id", "reserved_ids", "row", "salt", "seed", "slot", "snapshot", "status", "stop_ids",
-        "table", "token_ids", "transfer",
+        "table", "token_ids", "transfer", "whole_images",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +60,9 @@ class Request:
         self.salt = message.cache_salt
         self.adapter = message.adapter
         self.images = message.images
+        self.whole_images = [  # ranges of tokens that one step computes
+            (int(image.places[0]), int(image.places[-1]) + 1) for image in message.images if image.is_whole
+        ]
         self.image_keys: dict[int, bytes] | None = None  # computed when blocks are hashed
         self.bad_word_ids = message.bad_word_ids
         self.prediction = message.prediction_token_ids

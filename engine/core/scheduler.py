@@ -156,7 +156,9 @@ class Scheduler:
                     rest = min(rest, left // 2)
             start = int(table.num_computed[slots[index]])
             count = min(int(counts[index]), max(1, self._limit_chunk(start, rest)))
-            counts[index] = changes.limit_scoring(batch.requests[index], count)
+            request = batch.requests[index]
+            count = changes.limit_scoring(request, count)
+            counts[index] = keep_images_whole(request, start, count, left) if request.whole_images else count
         if counts.sum() > budget:
             counts[counts.cumsum() > budget] = 0
         table.num_scheduled[slots] = counts
@@ -207,7 +209,7 @@ class Scheduler:
     def _fits_budget(self, request: Request, budget: int) -> bool:
         """Return whether the budget suffices to start the request: without chunked prefill, for its whole prompt."""
         if self.config.enable_chunked_prefill:
-            return budget > 0
+            return budget > 0 and budget >= max((end - start for start, end in request.whole_images), default=0)
         return self.kv_cache.count_uncached(request) <= budget
 
     def _can_admit(self) -> bool:
@@ -254,6 +256,8 @@ class Scheduler:
             changes.add_row(self.state.start(request, num_cached))
             room = max(1, self._limit_chunk(num_cached, budget))
             count = changes.limit_scoring(request, min(request.num_tokens - num_cached, room))
+            if request.whole_images:
+                count = keep_images_whole(request, num_cached, count, budget)
             budget -= count
             self.table.num_scheduled[request.slot] = count
             self._commit(request, num_cached + count)
@@ -377,3 +381,11 @@ class Scheduler:
         return news
 
 
+def keep_images_whole(request: Request, start: int, count: int, most: int) -> int:
+    """Return about `count` tokens from `start` on that divide no image: fewer, or all of a first image if it fits."""
+    for first, end in request.whole_images:
+        if first < start + count < end:
+            if first > start:
+                return first - start
+            return end - start if end - start <= most else 0
+    return count

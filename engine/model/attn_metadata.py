@@ -36,8 +36,19 @@ class AttnMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Tokens of an image that attend to each other, the last of which are in this step."""
+
+    place: int  # of the first one in the step
+    count: int  # those in the step
+    row: int  # request of the step
+    end: int  # position after the last one
+
+
+@dataclass(frozen=True, slots=True)
 class StepImages:
     """Features in the place of the embeddings of M tokens."""
 
     places: Tensor  # [M] int64, index of each token in the step
     features: Tensor  # [M, D * (1 + k)], dtype of the model: embeddings, and what k first layers add to their outputs
+    spans: tuple[ImageSpan, ...] = ()

@@ -15,6 +15,7 @@ from engine.model.attn_metadata import AttnMetadata, StepImages
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer, add_norm
 from engine.model.formats.encoded import EncodedTensor
+from engine.model.image_attention import ImageAttention
 from engine.model.layer_tape import LayerTapes
 from engine.model.linear import Linear, make_parameter
 from engine.model.mixers.attention import StepInputs, plan_groups
@@ -131,9 +132,12 @@ class DecoderModel(nn.Module):
         if images is not None:
             features, *deep = images.features.split(self.config.hidden_size, dim=-1)
             residual.index_copy_(0, images.places, features)
+            if images.spans:
+                whole = ImageAttention(ops, attn_metadata, images.spans, kv_caches[0][0].shape[1])
+                step = replace(step, images=whole)
         self.before_layers()
         is_whole = self._sharding.size == 1 and self._sharding.layers is None and not self.aux_layers
-        if is_whole and not deep:
+        if is_whole and not deep and step.images is None:
             if self._tapes is None or self._tapes.ops is not ops:
                 self._tapes = LayerTapes(ops, self._run_layers)
             return self._tapes.run(residual, kv_caches, step)[0].clone()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.core.actor_messages import NewRow
 from engine.messages import ImagePart
-from engine.model.attn_metadata import StepImages
+from engine.model.attn_metadata import ImageSpan, StepImages
 from engine.worker.launched_step import StartedStep
 from kernels.upload import upload
 
@@ -52,6 +52,7 @@ class ImageRows:
         self._has_axes = has_axes
         self._positions: dict[int, RowPositions] = {}  # by row
         self._by_row: dict[int, tuple[np.ndarray, Tensor]] = {}  # places in the prompt, features
+        self._bounds: dict[int, list[tuple[int, int]]] = {}  # by row, of images whose tokens attend to each other
 
     def add(self, new_row: NewRow) -> None:
         self.remove(new_row.row)
@@ -61,6 +62,9 @@ class ImageRows:
             features = upload(np.concatenate(found), self._device).to(self._dtype)
             assert len(places) == len(features), "every image is encoded before its request is scheduled"
             self._by_row[new_row.row] = (places, features)
+            self._bounds[new_row.row] = [
+                (int(image.places[0]), int(image.places[-1]) + 1) for image in new_row.images if image.is_whole
+            ]
             if self._has_axes:
                 self._positions[new_row.row] = RowPositions.lay_out(new_row.images)
 
@@ -74,18 +78,23 @@ class ImageRows:
         if not self._by_row:
             return
         places, features = [], []
-        for row, _, start, count, first in step.list_runs():
+        spans: list[ImageSpan] = []
+        for number, (row, _, start, count, first) in enumerate(step.list_runs()):
             if (found := self._by_row.get(row)) is None:
                 continue
             begin, end = np.searchsorted(found[0], (start, start + count)).tolist()
             if begin < end:
                 places.append(found[0][begin:end] - start + first)
                 features.append(found[1][begin:end])
+                for low, high in self._bounds[row]:
+                    if start < high <= start + count:
+                        low = max(low, start)
+                        spans.append(ImageSpan(low - start + first, high - low, number, high))
             if start + count > found[0][-1]:
                 del self._by_row[row]
         if places:
             index = upload(np.concatenate(places), self._device)
-            step.model_input = replace(step.model_input, images=StepImages(index, torch.cat(features)))
+            step.model_input = replace(step.model_input, images=StepImages(index, torch.cat(features), tuple(spans)))
 
     def _place(self, step: StartedStep) -> None:
         """Set the positions of rows that have images; [3, T] if the step computes images."""

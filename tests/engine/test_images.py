@@ -29,6 +29,7 @@ from engine.model.vision.encoder import ImageEncoder
 from tests.engine.vision_folders import (
     SIZES,
     load_reference,
+    make_gemma3_folder,
     make_lfm2_vl_folder,
     make_picture,
     make_pixtral_folder,
@@ -40,7 +41,7 @@ from tests.engine.vision_folders import (
 GREEDY = SamplingParams(max_tokens=6, temperature=0, logprobs=20, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=20, seed=5, ignore_eos=True)
 KINDS = {"idefics3": make_smolvlm_folder, "smolvlm": make_smolvlm_folder, "mistral3": make_pixtral_folder}
-KINDS["lfm2_vl"] = make_lfm2_vl_folder
+KINDS |= {"lfm2_vl": make_lfm2_vl_folder, "gemma3": make_gemma3_folder}
 KINDS |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), make_qwen_vl_folder)
 LATER = ("smolvlm", "qwen2_vl")  # nearly the same as another kind
 PICTURES = {name: make_picture(size, seed) for seed, (name, size) in enumerate(SIZES.items())}
@@ -87,18 +88,28 @@ def check(reference: tuple[Any, Any], name: str, output: RequestOutput) -> None:
         more = {"pixel_values": torch.cat([each["pixel_values"][0] for each in found])[None]}
     elif pictures:
         more = dict(processor(pictures, return_tensors="pt"))
-    if pictures and kind.startswith("qwen"):
-        whole = torch.tensor([[*prompt, *answer.token_ids]])
-        more["mm_token_type_ids"] = (whole == model.config.image_token_id).int()
-        more["mm_token_type_ids"][:, len(prompt) :] = 0
+    whole = torch.tensor([[*prompt, *answer.token_ids]])
+    is_image = (whole == model.config.image_token_id).int()
+    is_image[:, len(prompt) :] = 0
+    if kind == "gemma3":
+        more = {"pixel_values": more.get("pixel_values"), "token_type_ids": is_image}
+    elif pictures and kind.startswith("qwen"):
+        more["mm_token_type_ids"] = is_image
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *answer.token_ids]]), use_cache=False, **more).logits[0]
+        logits = model(whole, use_cache=False, **more).logits[0]
     expected = logits.log_softmax(-1)
     assert answer.logprobs is not None and len(answer.token_ids) == GREEDY.max_tokens
     for place, found in enumerate(answer.logprobs, len(prompt) - 1):
         assert answer.token_ids[place - len(prompt) + 1] == int(expected[place].argmax())
         for each in found.top:
             assert abs(each.logprob - float(expected[place, each.token_id])) <= 1e-4
+
+
+def expand_gemma3(tokenizer: Any, text: list[str], images: list[Any] | None) -> dict[str, Any]:
+    """Replace each slot as Gemma3Processor does, which needs torchvision."""
+    slot = "<start_of_image>"
+    image = f"\n\n{slot}{'<image_soft_token>' * 9}<end_of_image>\n\n"
+    return {"input_ids": [tokenizer(text[0].replace(slot, image))["input_ids"]]}
 
 
 def expand_pixtral(processor: Any, tokenizer: Any, text: list[str], images: list[Any] | None) -> dict[str, Any]:
@@ -116,6 +127,8 @@ def test_a_prompt_is_that_of_transformers(folder: Path, reference: tuple[Any, An
     whole: Any = partial(expand_pixtral, processor, tokenizer)
     if model.config.model_type == "idefics3":
         whole = transformers.Idefics3Processor(processor, tokenizer, image_seq_len=4)
+    elif model.config.model_type == "gemma3":
+        whole = partial(expand_gemma3, tokenizer)
     elif model.config.model_type != "mistral3":
         pytest.skip("its processor needs torchvision, for videos")
     with LLM(str(folder)) as llm:

@@ -102,6 +102,20 @@ def make_pixtral_folder(folder: Path, model_type: str = "mistral3", takes_parts:
     return folder
 
 
+def make_gemma3_folder(folder: Path, model_type: str = "gemma3", takes_parts: bool = True) -> Path:
+    """Images of 9 tokens, which are longer than what is left of a window of 20 behind a long text."""
+    specials = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]
+    token_id = _write_tokenizer(folder, specials, "<start_of_image>", takes_parts)
+    vision = SMALL_VISION | {"image_size": 48, "patch_size": 8, "vision_use_head": False}
+    text = SMALL_TEXT | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    fields = {"vision_config": vision, "text_config": text | {"sliding_window": 20, "query_pre_attn_scalar": 12}}
+    fields |= {"mm_tokens_per_image": 9, "image_token_index": token_id, "boi_token_index": token_id + 1}
+    _write_model(folder, model_type, fields | {"eoi_token_index": token_id + 2})
+    settings = {"size": {"height": 48, "width": 48}, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
 def make_lfm2_vl_folder(folder: Path, model_type: str = "lfm2_vl", takes_parts: bool = True) -> Path:
     tiles = [f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)]
     specials = ["<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *tiles]
@@ -143,6 +157,7 @@ def load_reference(folder: Path) -> tuple[PreTrainedModel, Any]:
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     kind = {"smolvlm": "SmolVLMImageProcessorPil", "idefics3": "Idefics3ImageProcessorPil"}
     kind |= dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "Qwen2VLImageProcessorPil")
+    kind["gemma3"] = "Gemma3ImageProcessorPil"
     kind["mistral3"] = "PixtralImageProcessorPil"
     if model.config.model_type == "lfm2_vl":
         return model, lambda pictures, return_tensors: prepare_lfm2_vl(folder, pictures)

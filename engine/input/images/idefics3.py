@@ -18,10 +18,10 @@ class Processor:
     """Prepares images as transformers does, and writes the text that stands for one.
 
     Attributes:
-        slot: text that a chat template has for an image.
+        slot, whole_size: see `engine.input.images.intake.Processor`.
     """
 
-    slot = "<image>"
+    slot, whole_size = "<image>", 0
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         found: Any = _CLASSES[config["model_type"]].from_pretrained(folder, local_files_only=True)

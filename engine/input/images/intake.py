@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from PIL import Image
 
-from engine.config import MAX_IMAGES, EngineConfig
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.input.images.decode import check_size, decode_image, flatten, refuse
 from engine.input.images.source import MediaReader, Source
@@ -36,9 +36,15 @@ MAX_LIVE_BYTES = 2**30
 
 
 class Processor(Protocol):
-    """The image processor of one kind of model."""
+    """The image processor of one kind of model.
+
+    Attributes:
+        slot: text that a chat template has for an image.
+        whole_size: tokens of an image, if they attend to each other and one step computes all of them; else 0.
+    """
 
     slot: str
+    whole_size: int
 
     def prepare(self, image: Image.Image) -> tuple[np.ndarray, list[int]]: ...
 
@@ -70,9 +76,9 @@ class ImageIntake:
 
     def __init__(
         self, path_or_name: str | Path, spec: VisionSpec, tokenizer: Tokenizer, reader: MediaReader,
-        max_images: int = MAX_IMAGES,
+        max_images: int, max_step_tokens: int,
     ) -> None:
-        self._max_images = max_images
+        self._max_images, self._max_step_tokens = max_images, max_step_tokens
         folder = resolve_checkpoint(path_or_name, PROCESSOR_FILES)
         self._reader = reader
         self._tokenizer = tokenizer
@@ -85,6 +91,9 @@ class ImageIntake:
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"{folder}: the image processor cannot be loaded: {error}") from error
         tokenizer.show_images(self._processor.slot)
+        # Most templates write one token of a feature; Gemma's writes the one before them.
+        ids = tokenizer.encode(self._processor.slot, add_special_tokens=False)
+        self._slot_id = self._token_id if self._token_id in ids else ids[0]
         self._pool = ThreadPoolExecutor(POOL_THREADS, "troupe-images", initializer=lower_priority)
         self._lock = threading.Lock()
         self._num_live_bytes = 0
@@ -99,7 +108,11 @@ class ImageIntake:
         """
         if len(sources) > self._max_images:
             raise refuse(f"there are {len(sources)} images; a request may have at most {self._max_images}")
-        slots = [place for place, token_id in enumerate(token_ids) if token_id == self._token_id]
+        if sources and (size := self._processor.whole_size) > self._max_step_tokens:
+            raise refuse(
+                f"an image has {size} tokens, which one step computes; max_num_batched_tokens={self._max_step_tokens}"
+            )
+        slots = [place for place, token_id in enumerate(token_ids) if token_id == self._slot_id]
         if len(slots) != len(sources):
             raise refuse(
                 f"the prompt has {len(slots)} places for images, and there are {len(sources)} images"
@@ -154,7 +167,8 @@ class ImageIntake:
             joined += token_ids[start:slot]
             own = self._tokenizer.encode(self._processor.write(each.grid), add_special_tokens=False)
             places = np.flatnonzero(np.array(own) == self._token_id) + len(joined)
-            images.append(ImagePart(each.digest, places, each.grid, each.pixels))
+            is_whole = self._processor.whole_size > 0
+            images.append(ImagePart(each.digest, places, each.grid, each.pixels, is_whole=is_whole))
             joined += own
             start = slot + 1
         return ImagePrompt(joined + token_ids[start:], images)
@@ -165,4 +179,6 @@ def make_intake(config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer |
     if model.vision is None or tokenizer is None or config.num_ranks > 1:
         return None
     reader = MediaReader(config.allowed_media_domains)
-    return ImageIntake(config.model, model.vision, tokenizer, reader, config.read_image_limit())
+    _, max_step_tokens = config.find_step_limits("cpu")
+    max_images = config.read_image_limit()
+    return ImageIntake(config.model, model.vision, tokenizer, reader, max_images, max_step_tokens)

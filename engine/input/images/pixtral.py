@@ -15,10 +15,10 @@ class Processor:
     """Prepares images as transformers does, and writes the text that stands for one.
 
     Attributes:
-        slot: text that a chat template has for an image.
+        slot, whole_size: see `engine.input.images.intake.Processor`.
     """
 
-    slot = "[IMG]"
+    slot, whole_size = "[IMG]", 0
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self._processor: Any = PixtralImageProcessorPil.from_pretrained(folder, local_files_only=True)

@@ -19,10 +19,10 @@ class Processor:
     """Prepares images as transformers does, and writes the text that stands for one.
 
     Attributes:
-        slot: text that a chat template has for an image.
+        slot, whole_size: see `engine.input.images.intake.Processor`.
     """
 
-    slot = "<|vision_start|><|image_pad|><|vision_end|>"
+    slot, whole_size = "<|vision_start|><|image_pad|><|vision_end|>", 0
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         found: Any = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)

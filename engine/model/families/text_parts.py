@@ -52,11 +52,10 @@ TEXT_PARTS: dict[str, TextPart] = {
     "gemma3": TextPart(
         frozenset(
             [
-                *("vision_config", "mm_tokens_per_image", "image_token_index"),
-                *("boi_token_index", "eoi_token_index"),
+                *("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index"),
             ]
         ),
-        _IMAGE_WEIGHTS,
+        _IMAGE_WEIGHTS, vision="gemma3", vision_prefix="", image_key="image_token_index",
     ),
     "mistral3": TextPart(
         frozenset(

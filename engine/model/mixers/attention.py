@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
+from engine.model.image_attention import ImageAttention
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, make_parameter
 from engine.model.rope import Rotation, order_pairs
@@ -39,6 +40,7 @@ class StepInputs:
     groups: tuple[GroupInputs, ...]
     rotations: tuple[Rotation, ...]  # one per kind of RoPE in the model
     adapters: StepAdapters | None = None
+    images: ImageAttention | None = None  # None: all tokens see those before them only
 
 
 def plan_groups(ops: Ops, metadata: AttnMetadata, block_size: int) -> tuple[GroupInputs, ...]:
@@ -58,10 +60,13 @@ def attend(
 ) -> Tensor:
     """Return the attention of queries [T, heads, head_size] over the cache of a group of layers."""
     ops, metadata, group = step.ops, step.attn_metadata, step.groups[group_index]
-    return ops.paged_attention(
+    found = ops.paged_attention(
         q, *kv_cache, group.block_tables, metadata.query_start_loc, metadata.seq_lens, scale=spec.scale,
         sliding_window=spec.window, soft_cap=spec.soft_cap, sinks=sinks, plan=group.plan,
     )
+    if step.images is not None:
+        step.images.attend(found, q, kv_cache, group_index, spec)
+    return found
 
 
 class Attention(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-VisionKind = Literal["idefics3", "lfm2_vl", "pixtral", "qwen_vl"]
+VisionKind = Literal["gemma3", "idefics3", "lfm2_vl", "pixtral", "qwen_vl"]
 
 
 @dataclass(frozen=True, slots=True)

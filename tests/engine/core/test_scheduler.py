@@ -1,8 +1,11 @@
 """Scheduler: who computes what in a step, how requests end, and what overlap costs."""
 
+import msgspec
+import numpy as np
 import pytest
 
 from engine.core.actor_messages import StepPlan
+from engine.messages import ImagePart
 from tests.engine.core.harness import MAX_MODEL_LEN, SchedulerHarness, find_prompt, make_request
 
 WIDE = 64  # a budget that takes any prompt here whole
@@ -77,6 +80,25 @@ def test_without_chunks_a_prompt_comes_whole_or_not_at_all() -> None:
         plan = turn(house)
         assert set(plan.num_scheduled_tokens.tolist()) <= {60, 1}
     assert len(house.ended) == 3
+
+
+@pytest.mark.parametrize("num_others", [0, 1, 3])
+def test_a_step_computes_an_image_whole_whose_tokens_attend_to_each_other(num_others: int) -> None:
+    """Beside prompts that compete for the budget, and rows that decode."""
+    house = SchedulerHarness(max_num_batched_tokens=12, max_num_seqs=4, max_steps_in_flight=1)
+    spans = [(3, 12), (12, 20), (29, 38)]
+    images = [ImagePart(b"x", np.arange(*span), [1, 1], is_whole=True) for span in spans]
+    for number in range(num_others):
+        house.add(make_request(f"other-{number}", make_prompt(30 + number, 7), max_tokens=9))
+    request = msgspec.structs.replace(make_request("images", make_prompt(45), max_tokens=2), images=images)
+    house.add(request)
+    bounds = set()
+    while house.to_worker:
+        running = house.scheduler.state.running
+        bounds |= {each.num_computed_tokens for each in running if each.request_id == "images"}
+        assert turn(house).num_tokens <= 12
+    assert len(house.ended) == 1 + num_others
+    assert len(bounds) > 4 and not [bound for bound in bounds for first, end in spans if first < bound < end]
 
 
 def test_an_admission_put_off_for_the_budget_leaves_the_cache_alone() -> None:
