@@ -69,7 +69,7 @@ class Site:
         self.toggle("Chats")
         self.page.get_by_label("Chats to import").set_input_files(files=[file])
         self.page.locator(".chats").get_by_role("button", name="Imported").first.click()
-        num_questions = sum(message["role"] == "user" for message in messages)
+        num_questions = sum(message["role"] == "user" and "metadata" not in message for message in messages)
         self.wait_for(lambda: self.page.locator("#chatbot .user-row").count() == num_questions)
         self.toggle("Chats")
 

@@ -25,7 +25,10 @@ $x^2$ and \\(y\\)
 | city | people |
 |---|---:|
 | Leuven | 102,851 |
+
+<tool_call>{"name": "f"}</tool_call>
 """
+NOTE = {"role": "user", "content": "At noon.", "metadata": {"title": "note.txt", "id": "file", "status": "done"}}
 TABS = {"Batch": "Many texts, one schema", "Engine": "Batch lanes", "API": "Base URL"}
 
 
@@ -108,7 +111,7 @@ def check_sizes(site: Site) -> list[str]:
 def visit_all(site: Site) -> dict[str, list[str]]:
     """Every tab with something on it, and what axe says there."""
     found = {}
-    site.import_chat([{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": WRITTEN}])
+    site.import_chat([{"role": "user", "content": "Hello!"}, NOTE, {"role": "assistant", "content": WRITTEN}])
     site.ask("Hello!")
     site.figures.wait_for()
     found["Chat"] = check_sizes(site)

@@ -126,18 +126,3 @@ def test_answer_and_batch_survive_a_killed_server(desk: Any, tmp_path: Path) -> 
         site.wait_for(lambda: len(site.page.locator(records).all_inner_texts()) > len(shown))
         assert len(set(shown) & set(site.page.locator(records).all_inner_texts())) == len(shown)
         site.page.close()
-
-
-def test_other_files_stop_the_run_and_another_tab_does_not(site: Site, orders: Path, tmp_path: Path) -> None:
-    start_endless_run(site, orders)
-    site.go_to("API")
-    site.go_to("Batch")
-    assert site.num_running() > 0 and site.page.get_by_role("button", name="Run all").is_disabled()
-    other = tmp_path / "other.csv"
-    other.write_text("body\nAda is 36 and lives in London.\n")
-    site.page.locator("#batch-files input[type=file]").set_input_files(other)
-    site.page.get_by_role("columnheader", name="body").wait_for()
-    assert site.num_running() == 0 and site.page.get_by_role("button", name="Stop").count() == 0
-    site.page.get_by_text("The run before was stopped; what is done is kept.").wait_for()
-    site.page.get_by_role("button", name="Download CSV").wait_for()
-    site.wait_for(site.page.get_by_role("button", name="Run all").is_enabled)

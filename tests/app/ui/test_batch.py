@@ -360,19 +360,6 @@ async def test_a_run_goes_on_without_its_page_and_a_page_loaded_later_shows_it(m
         assert [update async for update in tab.attach(known, request)] == [gr.skip()]
 
 
-async def test_a_stop_keeps_what_is_done_also_of_a_run_found_again(make_tab: MakeTab) -> None:
-    tab, engine = make_tab(hold=asyncio.Event())
-    await start_run(tab, engine)
-    run_id = tab.shown["abc"].job.id
-    tab.leave(REQUEST.session_hash)
-    shown = tab.attach(run_id, LATER)
-    await anext(shown)
-    await tab.stop(LATER)
-    last = (await collect(tab, shown))[-1]
-    assert "stopped; what is done is kept" in last.progress and last.jsonl["visible"] is True
-    assert all(request.is_aborted for request in engine.requests)
-
-
 async def test_a_second_run_of_a_page_ends_the_first(make_tab: MakeTab) -> None:
     tab, engine = make_tab(hold=asyncio.Event())
     first, _ = await start_run(tab, engine)
