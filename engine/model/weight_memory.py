@@ -85,7 +85,7 @@ def estimate_head_copy(
 def _estimate_native_bytes(
     config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None, keeps_codes: bool
 ) -> int:
-    """Return the bytes of a model on the native ops, which pack each matrix as it is read."""
+    """Return the bytes of a model whose matrices are packed as they are read, as they are in codes on all ops."""
     if keeps_codes:
         return int(count_parameters(config) * _CODE_BYTES)
     itemsize = _packed_itemsize(config, dtype, quantization)
@@ -131,7 +131,7 @@ def check_weight_memory(
         keeps_codes: whether matrices keep the codes of the checkpoint, in 4 to 8 bits.
     """
     num_bytes, free_bytes = count_parameters(config) * dtype.itemsize, measure_free_bytes(device)
-    if is_native and not isinstance(config, TransformersConfig):
+    if (is_native or keeps_codes) and not isinstance(config, TransformersConfig):
         num_bytes = _estimate_native_bytes(config, dtype, quantization, keeps_codes)
     if num_ranks > 1:
         embedding_bytes = config.vocab_size * config.hidden_size * dtype.itemsize

@@ -107,6 +107,13 @@ def test_a_device_that_runs_out_while_packing_is_a_config_error(tmp_path: Path) 
         raise RuntimeError("something else")
 
 
+def test_matrices_in_codes_need_less_than_half_on_any_ops(tmp_path: Path, leave_free: LeaveFree) -> None:
+    config = read_config("llama", tmp_path)
+    leave_free(2 * count_parameters(config))
+    with check_weight_memory("m", config, torch.float32, CPU, keeps_codes=True):
+        pass
+
+
 FLOAT, BRAIN = torch.float32, torch.bfloat16
 
 
