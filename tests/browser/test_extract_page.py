@@ -1,5 +1,7 @@
 """The workbench in a real browser: from a pasted invoice to a checked, corrected and kept record."""
 
+from typing import Any
+
 from tests.browser.site import Site
 
 INVOICE = """Invoice INV-2041
@@ -47,6 +49,19 @@ def test_the_page_opens_with_a_proof_and_three_clicks_lead_to_a_record_of_ones_o
     assert email.input_value() == "ada@example.org" and site.page.get_by_role("radio", name="contact").is_checked()
     site.go_to("Text")
     assert text.input_value() == CONTACT and name.inner_text() == "Your text"
+
+
+def test_a_text_that_is_typed_while_the_page_opens_stays(site: Site) -> None:
+    held: list[Any] = []
+    site.page.route("**/gradio_api/queue/join*", lambda route: held.append(route))
+    site.open("extract")
+    site.wait_for(lambda: bool(held))
+    text = site.page.get_by_role("textbox", name="Text", exact=True)
+    text.fill(CONTACT)
+    site.page.unroute("**/gradio_api/queue/join*")
+    site.page.locator("#source-name", has_text="Your text").wait_for()
+    assert text.input_value() == CONTACT
+    site.page.get_by_text("The text or the schema has changed").wait_for()
 
 
 def test_a_value_and_its_evidence_light_up_and_say_why(site: Site) -> None:

@@ -55,7 +55,12 @@ DEMO_NOTE = (
 READ_OPENING = """(...inputs) => {
 const read = (key) => { try { return sessionStorage.getItem(key) || ""; } catch { return ""; } };
 const project = read("troupe-project"), draft = read("troupe-draft #source textarea");
-return [{ project, draft, is_new: ["", "#extract"].includes(location.hash) && !draft && !project }, ...inputs.slice(1)];
+const box = document.querySelector("#source textarea");
+const is_new = ["", "#extract"].includes(location.hash) && !draft && !project && !box?.value;
+// What is typed before the proof arrives is given back by review.js.
+const keep = () => { if (!document.querySelector("#source-name span")) globalThis.typedBefore = box.value; };
+if (is_new && box) box.oninput = keep;
+return [{ project, draft, is_new }, ...inputs.slice(1)];
 }"""
 KEEP_PROJECT = """watch("value", () => {
 if (typeof props.value !== "string") return;

@@ -99,10 +99,19 @@ const compare = () => {
   for (const node of area.querySelectorAll(".fields, .why-box")) node.inert = isStale;
   nameText(box);
 };
+// What was typed while the example was on its way takes its place again.
+const giveBack = (box) => {
+  if (globalThis.typedBefore && box.value !== globalThis.typedBefore) {
+    box.value = globalThis.typedBefore;
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+  globalThis.typedBefore = null;
+};
 // A text that shares less than half its words with the file it began as is a person's own.
 const nameText = (box) => {
   const span = area.querySelector("#source-name span"), words = span?.dataset.words.split(" ").filter(Boolean) ?? [];
   if (!span) return;
+  if (globalThis.typedBefore) setTimeout(giveBack, 100, box); // behind the update that brought the example
   const isOwn = (words.length || !span.dataset.name) && box.value.trim() && words.filter((word) => box.value.includes(word)).length * 2 <= words.length;
   const name = isOwn ? "Your text" : !words.length || digest(box.value) === span.dataset.text ? span.dataset.name : `${span.dataset.name}, edited`;
   if (span.textContent !== name) span.textContent = span.title = name;
@@ -132,6 +141,7 @@ if (area) {
   const { signal } = area.links = new AbortController();
   for (const kind of ["mouseover", "focusin"]) area.addEventListener(kind, follow, { signal });
   area.addEventListener("click", (event) => { if (event.target.closest?.(".why-box")) press(event); }, { signal });
+  for (const kind of ["change", "focusin"]) area.addEventListener(kind, ({ target }) => { if (target.type === "file" || target.closest?.("#samples")) globalThis.typedBefore = null; }, { signal });
   area.addEventListener("input", ({ target }) => { if (target.closest?.("#source")) compare(); }, { signal });
   document.addEventListener("selectionchange", offer, { signal });
   new MutationObserver(compare).observe(area, { childList: true, subtree: true });
