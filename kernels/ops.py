@@ -214,8 +214,15 @@ class MakePlan(Protocol):
         query_lens: Sequence[int],
         seq_lens_list: Sequence[int],
         block_size: int,
+        max_query_len: int = 0,
     ) -> Plan:
-        """Do the index work of one step once, for all layers. Lists are host copies, or upper bounds in a graph."""
+        """Do the index work of one step once, for all layers.
+
+        Args:
+            query_lens, seq_lens_list: host copies of the lengths.
+            max_query_len: for a graph, whose requests may have so many new tokens each, as many together as
+                `query_lens` says; `seq_lens_list` are upper bounds. 0: the step is no graph.
+        """
 
 
 class PagedAttention(Protocol):

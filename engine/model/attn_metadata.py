@@ -23,6 +23,7 @@ class AttnMetadata:
     seq_lens: Tensor  # [R] int32, context length including this step's tokens
     query_lens_list: list[int]  # new tokens of each request, at least 1
     seq_lens_list: list[int]
+    max_query_len: int = 0  # of a recorded step, which serves others, too; see `kernels.ops.MakePlan`
     states: StateSegments | None = None  # for models with state layers
     token_types: Tensor | None = None  # [T] int64, for encoders: 1 in the second text of a pair; None: all 0
 

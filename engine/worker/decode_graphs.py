@@ -1,11 +1,12 @@
 """DecodeGraphs: decode steps recorded once per padded size and replayed over the same buffers.
 
-    step of R rows ─▶ smallest recorded size ≥ R ─▶ buffers [R rows | rows that pad] ─▶ replay ─▶ hidden of R rows
-                  └─▶ none yet, or rows of different or unrecorded widths ─▶ eager
+    step of R rows, T tokens ─▶ smallest recorded size ≥ R, T ─▶ buffers [the step | padding] ─▶ replay ─▶ hidden of T
+                             └─▶ none yet, or a prompt in it  ─▶ eager
 
-The width of a step is the number of tokens of each row: 1, or 1 + d where every row verifies d draft tokens.
+Rows may verify different numbers of drafts: their tokens lie one after the other, and padding follows the last row. A
+row that pads has no tokens; a token that pads reads and writes only the null block. A recording for short contexts
+divides none among programs, and so needs fewer launches.
 Recordings are made between steps, the largest size first, so that one recording already serves every batch.
-A row that pads reads and writes only the null block.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ from engine.model import Model
 from engine.model.attn_metadata import AttnMetadata
 from engine.worker.input_batch import ModelInput
 from kernels.ops import KVCache
+from kernels.states import StateSegments, StateTables
 from kernels.step_buffers import make_block_tables, make_slot_mapping
 from kernels.triton_support import find_kernel_errors
 
 logger = logging.getLogger("troupe.worker")
+
+# A context of 512 tokens is one part, and one program may read up to 7 of them; see `kernels.triton.paged_attention`.
+SHORT_CONTEXTS = (512, 3584)
 
 
 class Recorder(Protocol):
@@ -39,10 +44,11 @@ class Recorder(Protocol):
 
 
 class Recording(NamedTuple):
-    """The steps that one recording serves."""
+    """The steps that one recording serves. Of those that serve a step, the least takes it."""
 
+    num_tokens: int
+    max_context: int
     num_rows: int
-    width: int  # tokens of each row
 
 
 def list_padded_sizes(max_num_seqs: int) -> list[int]:
@@ -52,89 +58,116 @@ def list_padded_sizes(max_num_seqs: int) -> list[int]:
 
 
 class DecodeBuffers:
-    """The tensors that recorded steps of one width read: `max_num_rows` rows of `width` tokens; unused rows pad."""
+    """The tensors that recorded steps read; see `Recording` for the sizes."""
 
     def __init__(
-        self, max_num_rows: int, width: int, max_model_len: int, block_size: int, num_groups: int,
-        device: torch.device,
+        self, max_num_rows: int, max_num_tokens: int, max_model_len: int, block_size: int, num_groups: int,
+        device: torch.device, *, has_states: bool = False,
     ) -> None:
-        self._width = width
-        self._max_model_len = max_model_len
-        num_tokens, max_blocks = max_num_rows * width, -(-max_model_len // block_size)
-        self._input_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-        self._slot_mapping = make_slot_mapping(num_groups, num_tokens, device).zero_()
-        self._seq_lens = torch.full((max_num_rows,), width, dtype=torch.int32, device=device)
+        max_blocks = -(-max_model_len // block_size)
+        self._input_ids = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
+        self._slot_mapping = make_slot_mapping(num_groups, max_num_tokens, device).zero_()
+        self._seq_lens = torch.ones(max_num_rows, dtype=torch.int32, device=device)
         self._block_tables = make_block_tables(num_groups, max_num_rows, max_blocks, device).zero_()
-        self._query_start_loc = torch.arange(0, num_tokens + 1, width, dtype=torch.int32, device=device)
-        self._num_used = 0
+        self._query_start_loc = torch.zeros(max_num_rows + 1, dtype=torch.int32, device=device)
+        self._states: StateTables | None = None
+        if has_states:
+            # Each token may begin a segment, and each row may end with one without tokens. A row that pads reads on.
+            segments = torch.zeros(max_num_tokens + max_num_rows + 1, 4, dtype=torch.int64, device=device)
+            self._states = StateTables(segments, segments.new_zeros(max_num_rows + 1))
+        self._num_used = 0  # tokens
 
     def clear(self) -> None:
         """Make every row pad."""
-        self._clear_rows(0, self._num_used)
-        self._num_used = 0
+        self._clear_tokens(0)
+        self._query_start_loc.zero_()
+        if self._states is not None:
+            self._states.bounds.zero_()
 
     def fill(self, step: ModelInput) -> None:
-        """Copy a decode step into the first rows; the rows behind it pad."""
+        """Copy a decode step into the first rows; what is behind it pads."""
         metadata = step.attn_metadata
         num_rows, num_tokens = len(metadata.query_lens_list), step.input_ids.shape[0]
         targets = [self._input_ids, self._positions, *self._slot_mapping]
         sources = [step.input_ids, step.positions, *metadata.slot_mapping]
         torch._foreach_copy_([target[:num_tokens] for target in targets], sources)
         self._seq_lens[:num_rows].copy_(metadata.seq_lens)
+        self._query_start_loc[:num_rows].copy_(metadata.query_start_loc[:num_rows])
+        self._query_start_loc[num_rows:].fill_(num_tokens)
         # Columns beyond the step's keep old ids: attention does not read a table beyond its row's length.
         self._block_tables[:, :num_rows, : metadata.block_tables.shape[2]].copy_(metadata.block_tables)
-        if num_rows < self._num_used:
-            self._clear_rows(num_rows, self._num_used)
-        self._num_used = num_rows
+        self._clear_tokens(num_tokens)
+        if self._states is not None and metadata.states is not None:
+            tables, num_segments = metadata.states.find_tables(self._seq_lens.device), len(metadata.states.source)
+            self._states.segments[:num_segments].copy_(tables.segments)
+            self._states.bounds[:num_rows].copy_(tables.bounds[:num_rows])
+            self._states.bounds[num_rows:].fill_(num_segments)
 
-    def view(self, num_rows: int) -> ModelInput:
+    def view(self, recording: Recording, max_query_len: int) -> ModelInput:
         """Return the first rows as a step; its lists are upper bounds, since a recording outlives any length."""
-        num_tokens = num_rows * self._width
+        num_tokens, max_context, num_rows = recording
+        query_lens = [num_tokens // num_rows] * num_rows
         metadata = AttnMetadata(
-            slot_mapping=self._slot_mapping[:, :num_tokens],
-            block_tables=self._block_tables[:, :num_rows],
-            query_start_loc=self._query_start_loc[: num_rows + 1],
-            seq_lens=self._seq_lens[:num_rows],
-            query_lens_list=[self._width] * num_rows,
-            seq_lens_list=[self._max_model_len] * num_rows,
+            slot_mapping=self._slot_mapping[:, :num_tokens], block_tables=self._block_tables[:, :num_rows],
+            query_start_loc=self._query_start_loc[: num_rows + 1], seq_lens=self._seq_lens[:num_rows],
+            query_lens_list=query_lens, seq_lens_list=[max_context] * num_rows, max_query_len=max_query_len,
+            states=self._view_states(query_lens),
         )
-        last = np.arange(1, num_rows + 1) * self._width - 1
+        last = np.cumsum(query_lens) - 1
         return ModelInput(self._input_ids[:num_tokens], self._positions[:num_tokens], metadata, last)
 
-    def _clear_rows(self, start: int, end: int) -> None:
-        for tensor in (self._input_ids, self._positions, self._slot_mapping):
-            tensor[..., start * self._width : end * self._width].zero_()
-        self._block_tables[:, start:end].zero_()
-        self._seq_lens[start:end].fill_(self._width)
+    def _view_states(self, query_lens: list[int]) -> StateSegments | None:
+        if self._states is None:
+            return None
+        rows, counts = np.arange(len(query_lens)), np.array(query_lens)
+        tables = StateTables(self._states.segments, self._states.bounds[: len(rows) + 1])
+        return StateSegments(rows, rows, np.cumsum(counts) - counts, counts, rows + 1, tables=tables)
+
+    def _clear_tokens(self, start: int) -> None:
+        """Make the tokens from here to the last used one pad."""
+        if start < self._num_used:
+            for tensor in (self._input_ids, self._positions, self._slot_mapping):
+                tensor[..., start : self._num_used].zero_()
+        self._num_used = start
 
 
 class DecodeGraphs:
     """Runs steps: recorded ones by replay, all others eagerly. One thread owns it.
 
     Args:
-        widths: tokens per row of the steps that are recorded, 1 among them.
+        kv_caches: those of a step.
+        widths: tokens for each row that a recorded step has room for, 1 among them.
+        max_query_len: tokens of a row at most; default: the largest width.
     """
 
     def __init__(
         self, model: Model, kv_caches: Sequence[KVCache], max_num_seqs: int, max_model_len: int,
-        recorder: Recorder, widths: Sequence[int] = (1,),
+        recorder: Recorder, widths: Sequence[int] = (1,), max_query_len: int = 0,
     ) -> None:
         self._model = model
         self._kv_caches = kv_caches
         self._recorder = recorder
         keys, sizes = kv_caches[0][0], list_padded_sizes(max_num_seqs)
-        num_groups = len(group_layers(model.kv_specs()))
-        self._buffers = {
-            width: DecodeBuffers(sizes[-1], width, max_model_len, keys.shape[1], num_groups, keys.device)
-            for width in widths
-        }
+        num_groups, num_tokens = len(group_layers(model.kv_specs())), sizes[-1] * max(widths)
+        self._buffers = DecodeBuffers(
+            sizes[-1], num_tokens, max_model_len, keys.shape[1], num_groups, keys.device,
+            has_states=len(kv_caches) > len(model.kv_specs()),
+        )
+        self._widths = sorted(widths)
+        self._max_query_len = max(max_query_len, *widths)
+        self._contexts = [*(each for each in SHORT_CONTEXTS if each < max_model_len), max_model_len]
         # The last is the next, large before small. The largest of each width compile all that is launched.
-        self._to_record = [Recording(size, width) for size in sizes for width in widths]
-        self._num_first = len(widths)
+        self._to_record = [
+            Recording(size * width, context, size)
+            for context in self._contexts
+            for size in sizes
+            for width in self._widths
+        ]
         self._replays: dict[Recording, Callable[[], None]] = {}
-        self._sizes: dict[int, list[int]] = defaultdict(list)  # recorded numbers of rows, ascending, by width
-        shape = (sizes[-1] * max(widths), model.config.hidden_size * (1 + len(model.aux_layers)))
+        # Recorded numbers of rows, ascending, by width and longest context.
+        self._sizes: dict[tuple[int, int], list[int]] = defaultdict(list)
+        shape = (num_tokens, model.config.hidden_size * (1 + len(model.aux_layers)))
         self._hidden = torch.zeros(shape, dtype=model.dtype, device=keys.device)
 
     @property
@@ -148,7 +181,7 @@ class DecodeGraphs:
     @property
     def is_cold(self) -> bool:
         """Whether kernels of recorded steps may still have to be compiled."""
-        return self.has_more and len(self._replays) < self._num_first
+        return self.has_more and len(self._replays) < len(self._widths)
 
     @property
     def has_more(self) -> bool:
@@ -159,12 +192,12 @@ class DecodeGraphs:
     def record_next(self) -> None:
         """Record one more size. A device that refuses keeps what it has; everything else stays eager."""
         recording = self._to_record.pop()
-        buffers = self._buffers[recording.width]
-        buffers.clear()
-        step = buffers.view(recording.num_rows)
+        self._buffers.clear()
+        width = recording.num_tokens // recording.num_rows
+        step = self._buffers.view(recording, self._max_query_len if width > 1 else 1)
 
         def run() -> None:
-            self._hidden[: step.input_ids.shape[0]].copy_(self._run_model(step))
+            self._hidden[: recording.num_tokens].copy_(self._run_model(step))
 
         try:
             self._replays[recording] = self._recorder.record(run)
@@ -176,24 +209,33 @@ class DecodeGraphs:
                 error,
             )
             return
-        insort(self._sizes[recording.width], recording.num_rows)
+        insort(self._sizes[width, recording.max_context], recording.num_rows)
         if not self._to_record:
             logger.info("%d decode steps are recorded", len(self._replays))
 
     def __call__(self, step: ModelInput) -> Tensor:
         """Return the hidden states of the step [T, D], valid until the next step. Adapters are not recorded."""
-        if step.adapters is not None:
+        recording = None if step.adapters is not None else self._find(step.attn_metadata)
+        if recording is None:
             return self._run_model(step)
-        query_lens = step.attn_metadata.query_lens_list
-        num_rows, width = len(query_lens), query_lens[0]
-        if width in self._buffers and query_lens.count(width) == num_rows:
-            sizes = self._sizes[width]
-            place = bisect_left(sizes, num_rows)
+        self._buffers.fill(step)
+        self._replays[recording]()
+        return self._hidden[: step.input_ids.shape[0]]
+
+    def _find(self, metadata: AttnMetadata) -> Recording | None:
+        """Return the least recording that serves a step."""
+        query_lens = metadata.query_lens_list
+        longest, num_tokens, max_context = max(query_lens), sum(query_lens), max(metadata.seq_lens_list)
+        if longest > self._max_query_len:
+            return None
+        found: list[Recording] = []
+        for (width, context), sizes in self._sizes.items():
+            if context < max_context or (width == 1) != (longest == 1):
+                continue
+            place = bisect_left(sizes, max(len(query_lens), -(-num_tokens // width)))
             if place < len(sizes):
-                self._buffers[width].fill(step)
-                self._replays[Recording(sizes[place], width)]()
-                return self._hidden[: num_rows * width]
-        return self._run_model(step)
+                found.append(Recording(sizes[place] * width, context, sizes[place]))
+        return min(found, default=None)
 
     def _run_model(self, step: ModelInput) -> Tensor:
         return self._model(step.input_ids, step.positions, self._kv_caches, step.attn_metadata, step.adapters)

@@ -61,6 +61,8 @@ from engine.worker.warm_up import (
 # Under constant load, one chore runs after this many steps. Recording a graph waits for the device; repacking one
 # matrix takes less time than a step.
 STEPS_PER_RECORDING, STEPS_PER_MOVE = 64, 4
+# Of a row in a recorded step: attention takes a longer run for a prompt.
+MAX_RECORDED_DRAFTS = 15
 # Approximate seconds for which steps are measured at the start.
 MEASURE_S = 1.0
 
@@ -411,17 +413,17 @@ class Worker:
 
     def _make_graphs(self) -> DecodeGraphs | None:
         """Return decode graphs if the config enables them and the model allows it."""
-        # A recorded graph would fix the sequence lengths, on which dynamic RoPE depends, and the slots of states.
+        # A recorded graph would fix the sequence lengths, on which dynamic RoPE depends.
         is_static = self.model.ops.is_graph_safe and self.model_config.rope.rope_type != "dynamic"
-        is_static = is_static and not self._state_caches
         if not self.resolved.worker.enable_cuda_graphs or not is_static:
             return None
         scheduler = self.resolved.scheduler
-        widths, speculative = [1], self.resolved.speculative
-        if speculative is not None:
-            # Steps in which every row verifies the same number of drafts.
-            widths += [1 + count for count in (1, 3, 7) if count <= speculative.num_speculative_tokens]
+        widths, max_drafts = [1], 0
+        if (speculative := self.resolved.speculative) is not None:
+            max_drafts = min(speculative.num_speculative_tokens, MAX_RECORDED_DRAFTS)
+            # Tokens for each row on average; some rows may have more and others fewer.
+            widths += [1 + count for count in (1, 3, 7) if count <= max_drafts]
         return DecodeGraphs(
-            self.model, self.kv_caches, scheduler.max_num_seqs, scheduler.max_model_len, CudaGraphRecorder(),
-            widths,
+            self.model, [*self.kv_caches, *self._state_caches], scheduler.max_num_seqs, scheduler.max_model_len,
+            CudaGraphRecorder(), widths, 1 + max_drafts,
         )

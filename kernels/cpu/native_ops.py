@@ -199,6 +199,7 @@ class NativeOps:
         query_lens: Sequence[int],
         seq_lens_list: Sequence[int],
         block_size: int,
+        max_query_len: int = 0,
     ) -> NativePlan:
         """Check the requests of a step once; lists are not needed, the memory is the host's."""
         num_requests = block_tables.shape[0]

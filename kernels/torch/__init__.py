@@ -72,6 +72,7 @@ def make_plan(
     query_lens: Sequence[int],
     seq_lens_list: Sequence[int],
     block_size: int,
+    max_query_len: int = 0,
 ) -> AttentionPlan:
     """Return the plan of one step; shapes come from the lists, so that nothing waits for the device."""
     return AttentionPlan(block_tables, query_lens, seq_lens_list, block_size)

@@ -12,22 +12,24 @@ SHORT_LIMIT = 16
 
 
 class AttentionPlan:
-    """Sizes of one step, from host copies of its lengths or, in a graph, from upper bounds of its contexts.
+    """Sizes of one step, or upper bounds of them for a graph.
 
     Args:
-        query_lens: new tokens of each request, all at least 1.
-        seq_lens: context length of each request including the new tokens.
+        query_lens, seq_lens, max_query_len: see `kernels.ops.MakePlan`.
 
     Attributes:
         first_draft: the first token of the requests with 2 to SHORT_LIMIT new tokens.
         num_draft_tokens: from there to the last of theirs; 0: there are none.
     """
 
-    def __init__(self, query_lens: Sequence[int], seq_lens: Sequence[int]) -> None:
+    def __init__(self, query_lens: Sequence[int], seq_lens: Sequence[int], max_query_len: int = 0) -> None:
         self.num_requests = len(query_lens)
         self.has_decodes = 1 in query_lens
         self.max_draft_len = max((each for each in query_lens if 1 < each <= SHORT_LIMIT), default=0)
         self.first_draft, self.num_draft_tokens = _find_drafts(query_lens)
+        if max_query_len:
+            self.has_decodes, self.max_draft_len = True, max_query_len if max_query_len > 1 else 0
+            self.first_draft, self.num_draft_tokens = 0, sum(query_lens)
         self.has_long = any(each > SHORT_LIMIT for each in query_lens)
         self.max_seq_len = max(seq_lens, default=0)
         self._scratch: Tensor | None = None
@@ -62,6 +64,7 @@ def make_plan(
     query_lens: Sequence[int],
     seq_lens_list: Sequence[int],
     block_size: int,
+    max_query_len: int = 0,
 ) -> AttentionPlan:
     """Return the plan of one step; nothing is read from the tensors."""
-    return AttentionPlan(query_lens, seq_lens_list)
+    return AttentionPlan(query_lens, seq_lens_list, max_query_len)

@@ -55,7 +55,7 @@ def check_ops(
         logger.error("the Triton kernel of %s is replaced by torch's op: it %s", names[0], why)
         changes: dict[str, Any] = {name: getattr(plain, name) for name in names}
         # Torch's attention and experts need lengths on the host, which a recorded step does not have.
-        is_safe = ops.is_graph_safe and names not in (ATTENTION, EXPERTS)
+        is_safe = ops.is_graph_safe and names not in (ATTENTION, EXPERTS, ("run_conv",), ("scan_states",))
         ops = replace(ops, **changes, is_graph_safe=is_safe, replaced=(*ops.replaced, names[0]))
     return ops
 

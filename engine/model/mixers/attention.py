@@ -49,7 +49,7 @@ def plan_groups(ops: Ops, metadata: AttnMetadata, block_size: int) -> tuple[Grou
     for slot_mapping, block_tables in zip(metadata.slot_mapping, metadata.block_tables, strict=True):
         plan = ops.make_plan(
             block_tables, metadata.query_start_loc, metadata.seq_lens, metadata.query_lens_list,
-            metadata.seq_lens_list, block_size,
+            metadata.seq_lens_list, block_size, metadata.max_query_len,
         )
         found.append(GroupInputs(slot_mapping, block_tables, plan))
     return tuple(found)

@@ -134,10 +134,11 @@ def test_two_steps_are_launched_before_the_first_is_read(folder: Path) -> None:
 
 def test_recording_goes_on_between_steps_and_ends(folder: Path) -> None:
     worker = make_worker(folder)
-    assert worker.describe()["num_recorded_graphs"] == 3
+    before = worker.describe()
+    assert before["num_recorded_graphs"] == 1
     while worker.do_chore():
         continue
-    assert worker.describe()["num_recorded_graphs"] == 7
+    assert worker.describe()["num_recorded_graphs"] == 1 + int(before["num_graphs_left"])
     assert worker.describe()["ops"] == "triton"
 
 

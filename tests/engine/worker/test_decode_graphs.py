@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,13 +18,17 @@ from engine.core.actor_messages import NewRow, StepDone
 from engine.device.kv_cache import allocate_kv_cache
 from engine.kv_cache_spec import group_layers
 from engine.model import DecoderModel, load_model
+from engine.model.attn_metadata import AttnMetadata
 from engine.sampling_params import SamplingParams
-from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, list_padded_sizes
+from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, Recording, list_padded_sizes
 from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.model_runner import ModelRunner
 from engine.worker.sampling.state import SamplingState
+from engine.worker.state_slots import StateSlots, allocate_states
 from kernels import torch as torch_ops
+from kernels.states import StateSegments
 from kernels.torch.attention import paged_attention
+from kernels.torch.states import run_conv, scan_states
 from tests.engine.model.drive import VOCAB_SIZE, make_prompt, make_transformers_model, save
 from tests.engine.worker.plans import make_new_row, make_plan
 
@@ -59,10 +65,36 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> DecoderModel:
 
 
 def load(folder: Path, family: str, **sizes: int) -> DecoderModel:
-    """Its attention reads lengths from tensors alone, as a recording demands."""
+    """Its ops read lengths and states from tensors alone, as a recording demands."""
     save(make_transformers_model(family, **sizes), folder)
-    attention = {"make_plan": lambda *_: None, "paged_attention": paged_attention}
-    return load_model(folder, ops=replace(torch_ops.make_ops(), is_graph_safe=True, **attention))
+    changes: dict[str, Any] = {"make_plan": lambda *_: None, "paged_attention": attend}
+    changes |= {"run_conv": read_tables(run_conv), "scan_states": read_tables(scan_states)}
+    return load_model(folder, ops=replace(torch_ops.make_ops(), is_graph_safe=True, **changes))
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, tables: Tensor, starts: Tensor, lens: Tensor, plan: None, **options: Any
+) -> Tensor:
+    """Attend the rows that do not pad; tokens that pad have no result."""
+    out, is_used = torch.full_like(q, torch.nan), starts.diff() > 0
+    bounds = torch.cat((starts[:1], starts[1:][is_used]))
+    if is_used.any():
+        used = q[: bounds[-1]]
+        out[: bounds[-1]] = paged_attention(used, k, v, tables[is_used], bounds, lens[is_used], **options)
+    return out
+
+
+def read_tables(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the op with its segments read from their tables, as Triton's kernels do."""
+
+    def run_tables(*operands: Any, **options: Any) -> Tensor:
+        *tensors, segments = operands
+        tables = segments.find_tables(CPU)
+        bounds = tables.bounds.numpy()
+        source, target, first, count = (each.contiguous().numpy() for each in tables.segments[: bounds[-1]].t())
+        return run(*tensors, StateSegments(source, target, first, count, bounds[1:]), **options)
+
+    return run_tables
 
 
 class Rows:
@@ -77,11 +109,13 @@ class Rows:
         for cache in (each for pair in self.caches for each in pair):
             cache.fill_(torch.nan)
             cache[0] = 0
-        self.graphs = DecodeGraphs(model, self.caches, MAX_ROWS, MAX_LEN, recorder or FakeRecorder(), widths)
+        states = allocate_states(model.state_specs(), MAX_ROWS, CPU)
+        caches, parts = [*self.caches, *states], [StateSlots(states, MAX_ROWS)] if states else []
+        self.graphs = DecodeGraphs(model, caches, MAX_ROWS, MAX_LEN, recorder or FakeRecorder(), widths)
         batch = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, CPU, self.num_groups)
         state = SamplingState(MAX_ROWS, VOCAB_SIZE, CPU)
         self.is_recorded = recorder is not None
-        self.runner = ModelRunner(model, self.caches, batch, state, (0,), forward=self._forward)
+        self.runner = ModelRunner(model, caches, batch, state, (0,), forward=self._forward, parts=parts)
         self.ends: dict[int, int] = {}
         self.tokens: list[list[int]] = []  # of each step
         self.texts: dict[int, list[int]] = defaultdict(list)  # of each row, behind its first token
@@ -172,9 +206,11 @@ def test_recorded_steps_of_a_model_with_two_groups_give_the_tokens_of_plain_ones
 
 
 def make_drafts(rows: Rows, texts: Mapping[int, list[int]], chosen: list[int]) -> dict[int, list[int]]:
-    """Two drafts of each row: the next tokens of its text; every other row's second one is wrong."""
+    """No draft, one or two of each row: the next tokens of its text; every other row's second one is wrong."""
     ends = {row: len(rows.texts[row]) for row in chosen}
-    return {row: [texts[row][end], texts[row][end + 1] ^ row % 2] for row, end in ends.items()}
+    return {
+        row: [texts[row][end], texts[row][end + 1] ^ row % 2][: (row + end) % 3] for row, end in ends.items()
+    }
 
 
 def test_recorded_steps_with_drafts_give_the_tokens_of_plain_ones_without(model: DecoderModel) -> None:
@@ -188,8 +224,10 @@ def test_recorded_steps_with_drafts_give_the_tokens_of_plain_ones_without(model:
         plain.step(list(range(MAX_ROWS)))
     for number in range(15):
         chosen = random.Random(number).sample(range(MAX_ROWS), number % MAX_ROWS + 1)
-        recorded.step(chosen, make_drafts(recorded, plain.texts, chosen))
-        assert len(recorded.tokens[-1]) == sum(3 - row % 2 for row in chosen)
+        drafts = make_drafts(recorded, plain.texts, chosen)
+        recorded.step(chosen, drafts)
+        num_wrong = sum(row % 2 and len(drafts[row]) == 2 for row in chosen)
+        assert len(recorded.tokens[-1]) == len(chosen) + sum(map(len, drafts.values())) - num_wrong
     assert all(text == plain.texts[row][: len(text)] for row, text in recorded.texts.items())
     assert (recorder.num_recorded, recorder.num_replayed) == (2 * len(list_padded_sizes(MAX_ROWS)), 15)
 
@@ -215,9 +253,9 @@ def test_a_replay_without_padding_gives_the_bits_of_an_eager_step(
 
 
 @pytest.mark.parametrize(
-    ("num_drafts", "is_replayed"), [([2, 2], True), ([0, 0], True), ([2, 0], False), ([1, 1], False)]
+    ("num_drafts", "is_replayed"), [([2, 2], True), ([0, 0], True), ([2, 0], True), ([1, 1], True), ([3, 0], False)]
 )
-def test_only_steps_of_one_recorded_width_are_replayed(
+def test_steps_whose_rows_have_no_more_tokens_than_recorded_are_replayed(
     model: DecoderModel, num_drafts: list[int], is_replayed: bool
 ) -> None:
     recorder = FakeRecorder()
@@ -227,6 +265,33 @@ def test_only_steps_of_one_recorded_width_are_replayed(
         rows.add(row, make_prompt(9, row))
     rows.step([0, 1], {row: [7] * count for row, count in enumerate(num_drafts)})
     assert recorder.num_replayed == is_replayed
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm2"])
+def test_recorded_steps_of_a_model_with_states_give_the_tokens_of_plain_ones(tmp_path: Path, family: str) -> None:
+    recorder = FakeRecorder()
+    model = load(tmp_path, family)
+    recorded, plain = Rows(model, recorder), Rows(model)
+    recorded.record()
+    assert play(recorded, 40) == play(plain, 40)
+    assert recorder.num_replayed == 40
+
+
+def test_a_short_context_replays_a_recording_for_short_ones(
+    model: DecoderModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounds of a recording are those of its contexts, whatever the steps that it serves."""
+    monkeypatch.setattr("engine.worker.decode_graphs.SHORT_CONTEXTS", (16, 2**20))
+    bounds: list[int] = []
+    plan = {"make_plan": lambda *given: bounds.append(max(given[4]))}
+    monkeypatch.setattr(model, "ops", replace(model.ops, **plan))
+    rows = Rows(model, FakeRecorder())
+    rows.record()
+    rows.add(0, make_prompt(14))
+    bounds.clear()
+    for _ in range(4):
+        rows.step([0])
+    assert bounds == [16, 16, MAX_LEN, MAX_LEN]
 
 
 def test_recording_between_steps_changes_no_token(model: DecoderModel) -> None:
@@ -286,39 +351,40 @@ def test_a_device_that_refuses_to_record_keeps_what_it_has(
     assert play(rows, 10) == play(Rows(model), 10)
 
 
-def fill(buffers: DecodeBuffers, num_rows: int, width: int, num_blocks: int) -> None:
-    """A step whose every number is not that of a row that pads."""
-    numbers, rows = torch.arange(5, 5 + num_rows * width), torch.arange(5, 5 + num_rows).int()
-    view = DecodeBuffers(num_rows, width, MAX_LEN, BLOCK, 1, CPU).view(num_rows)
-    tables, lens = rows.unsqueeze(1).expand(1, -1, num_blocks), rows + width
-    metadata = replace(view.attn_metadata, slot_mapping=numbers[None] * 8, block_tables=tables, seq_lens=lens)
-    buffers.fill(replace(view, input_ids=numbers, positions=numbers, attn_metadata=metadata))
+def fill(buffers: DecodeBuffers, counts: list[int], num_blocks: int) -> None:
+    """A step whose every number is not that of a token that pads; its rows have so many tokens."""
+    numbers, rows = torch.arange(5, 5 + sum(counts)), torch.arange(5, 5 + len(counts)).int()
+    metadata = AttnMetadata(
+        slot_mapping=numbers[None] * 8, block_tables=rows.unsqueeze(1).expand(1, -1, num_blocks),
+        query_start_loc=torch.tensor([0, *counts]).cumsum(0).int(), seq_lens=rows,
+        query_lens_list=counts, seq_lens_list=rows.tolist(),
+    )
+    buffers.fill(ModelInput(numbers, numbers, metadata, np.cumsum(counts) - 1))
 
 
-def read(buffers: DecodeBuffers, num_rows: int) -> list[list[int]]:
-    step = buffers.view(num_rows)
+def read(buffers: DecodeBuffers, num_rows: int, num_tokens: int) -> list[list[int]]:
+    """Return ids, positions, slots and bounds."""
+    step = buffers.view(Recording(num_tokens, MAX_LEN, num_rows), 3)
     metadata = step.attn_metadata
-    tensors: list[Tensor] = [step.input_ids, step.positions, metadata.slot_mapping[0], metadata.seq_lens]
-    return [*(each.tolist() for each in tensors), metadata.block_tables[0, :, 0].tolist()]
+    tensors: list[Tensor] = [step.input_ids, step.positions, metadata.slot_mapping[0], metadata.query_start_loc]
+    return [each.tolist() for each in tensors]
 
 
-def test_rows_of_a_larger_step_before_pad_again() -> None:
-    buffers = DecodeBuffers(8, 1, MAX_LEN, BLOCK, 1, CPU)
-    fill(buffers, 6, 1, num_blocks=3)
-    fill(buffers, 2, 1, num_blocks=1)
+def test_tokens_of_a_larger_step_before_pad_again() -> None:
+    buffers = DecodeBuffers(8, 8, MAX_LEN, BLOCK, 1, CPU)
+    fill(buffers, [1] * 6, num_blocks=3)
+    fill(buffers, [1] * 2, num_blocks=1)
     pads = [0] * 6
-    expected = [[5, 6, *pads], [5, 6, *pads], [40, 48, *pads], [6, 7, *[1] * 6], [5, 6, *pads]]
-    assert read(buffers, 8) == expected
+    assert read(buffers, 8, 8) == [[5, 6, *pads], [5, 6, *pads], [40, 48, *pads], [0, 1, *[2] * 7]]
+    assert buffers.view(Recording(8, MAX_LEN, 8), 1).attn_metadata.block_tables[0, :2, 0].tolist() == [5, 6]
     buffers.clear()
-    assert read(buffers, 8) == [[0] * 8, [0] * 8, [0] * 8, [1] * 8, [0] * 8]
+    assert read(buffers, 8, 8) == [[0] * 8, [0] * 8, [0] * 8, [0] * 9]
 
 
-def test_rows_of_several_tokens_pad_with_as_many_of_the_null_block() -> None:
-    buffers = DecodeBuffers(4, 3, MAX_LEN, BLOCK, 1, CPU)
-    fill(buffers, 3, 3, num_blocks=3)
-    fill(buffers, 1, 3, num_blocks=1)
-    tokens, pads = [5, 6, 7], [0] * 9
-    expected = [[*tokens, *pads], [*tokens, *pads], [40, 48, 56, *pads], [8, 3, 3, 3], [5, 0, 0, 0]]
-    assert read(buffers, 4) == expected
-    step = buffers.view(2)
-    assert (step.attn_metadata.query_start_loc.tolist(), step.last_token_index.tolist()) == ([0, 3, 6], [2, 5])
+def test_rows_of_different_lengths_lie_one_after_the_other() -> None:
+    buffers = DecodeBuffers(4, 12, MAX_LEN, BLOCK, 1, CPU)
+    fill(buffers, [3, 3, 3], num_blocks=3)
+    fill(buffers, [1, 3], num_blocks=1)
+    tokens, pads = [5, 6, 7, 8], [0] * 4
+    expected = [[*tokens, *pads], [*tokens, *pads], [40, 48, 56, 64, *pads], [0, 1, 4, 4, 4]]
+    assert read(buffers, 4, 8) == expected

@@ -185,7 +185,6 @@ def make_machine(kind: str, folder: Path) -> Machine:
     model.pack()
     model.reserve_positions(MAX_LEN)
     caches = allocate_kv_cache(model.kv_specs(), 20000, BLOCK, torch.bfloat16, META)
-    graphs = DecodeGraphs(model, caches, MAX_ROWS, MAX_LEN, Recorder(), widths=(1, 3))
     batch, state = (
         InputBatch(MAX_ROWS, MAX_LEN, BLOCK, META, gather=ops.gather_inputs),
         SamplingState(MAX_ROWS, VOCAB_SIZE, META),
@@ -193,6 +192,7 @@ def make_machine(kind: str, folder: Path) -> Machine:
     parts: list[Any] = []
     state_caches = allocate_states(model.state_specs(), MAX_ROWS, META)
     states = StateSlots(state_caches, MAX_ROWS) if state_caches else None
+    graphs = DecodeGraphs(model, [*caches, *state_caches], MAX_ROWS, MAX_LEN, Recorder(), widths=(1, 3))
     if states is not None:
         parts.append(states)
     if kind == "lora":
@@ -200,7 +200,7 @@ def make_machine(kind: str, folder: Path) -> Machine:
         parts.append(AdapterRows(store, model, META))
     link = MetaLink()
     runner = ModelRunner(
-        model, [*caches, *state_caches], batch, state, (0,), link, None if states else graphs, None, parts, states
+        model, [*caches, *state_caches], batch, state, (0,), link, graphs, None, parts, states
     )
     return Machine(runner, graphs, link, kind)
 
@@ -213,6 +213,8 @@ def machine(launches: Launches, tmp_path: Path) -> Machine:
 @pytest.mark.parametrize("kind", KINDS)
 def test_launching_a_step_never_waits_for_the_device(launches: Launches, tmp_path: Path, kind: str) -> None:
     machine = make_machine(kind, tmp_path)
+    for _ in range(30):
+        machine.graphs.record_next()
     for number in range(40):
         machine.step(number)
     assert machine.link.waits.found == set()

@@ -139,19 +139,19 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(device: torch.device) -> No
         assert torch.equal(alone[0], together[row])
 
 
-def test_padding_changes_no_bit_of_the_real_rows(device: torch.device) -> None:
-    q, k_cache, v_cache, tables, _, seq_lens = make_paged([(1, 50), (1, 9)], device, head_dim=16)
-    starts = torch.arange(3, device=device).int()
-    bounds = AttentionPlan([1, 1], [64, 64])
-    expected = attend((q, k_cache, v_cache, tables, starts, seq_lens), plan=bounds)
-    zeros = torch.zeros(6, dtype=torch.int32, device=device)
+@pytest.mark.parametrize("target_programs", [1, 1000])
+def test_a_recorded_plan_serves_runs_of_any_length_up_to_its_own(device: torch.device, target_programs: int) -> None:
+    """Tokens and rows that pad follow those of the step; a row that pads has no tokens."""
+    q, k_cache, v_cache, tables, starts, seq_lens = make_paged([(1, 50), (3, 90), (1, 9), (2, 33)], device)
+    tiles = make_tiles(target_programs=target_programs)
+    expected = attend((q, k_cache, v_cache, tables, starts, seq_lens), tiles)
     padded = (
-        torch.cat((q, q.new_zeros(6, *q.shape[1:]))), k_cache, v_cache,
-        torch.cat((tables, zeros.view(6, 1).expand(6, tables.shape[1]))), torch.arange(9, device=device).int(),
-        torch.cat((seq_lens, zeros + 1)),
+        torch.cat((q, q.new_zeros(5, *q.shape[1:]))), k_cache, v_cache,
+        torch.cat((tables, tables.new_zeros(2, tables.shape[1]))), torch.cat((starts, starts[-1:].expand(2))),
+        torch.cat((seq_lens, seq_lens.new_ones(2))),
     )
-    out = attend(padded, plan=AttentionPlan([1] * 8, [64] * 8))
-    assert torch.equal(out[:2], expected)
+    out = attend(padded, tiles, plan=AttentionPlan([2] * 6, [128] * 6, max_query_len=4))
+    assert torch.equal(out[: len(q)], expected)
 
 
 def test_a_plan_of_upper_bounds_gives_the_same_result(device: torch.device) -> None:
