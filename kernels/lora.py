@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -52,6 +52,38 @@ class LoraSegment(NamedTuple):
     matrix: PackedLora
     start: int
     end: int
+
+
+class LoraLimits(NamedTuple):
+    """Upper bounds of the changes of one matrix by any adapter."""
+
+    num_parts: int
+    rank: int  # of a part
+    width: int  # of a part
+
+    @property
+    def num_words(self) -> int:
+        """The size of a `LoraTables` entry; even, for the alignment of the next one."""
+        size = 4 + 7 * self.num_parts
+        return size + size % 2
+
+
+class LoraTables(Protocol):
+    """Adds the changes that a table on the device lists, so that one launch serves any adapters."""
+
+    def encode(self, matrix: PackedLora) -> list[int]:
+        """Return the entry of one adapter's change of a matrix; it holds addresses, and keeps no memory alive."""
+
+    def add_listed(
+        self, y: Tensor, x: Tensor, rows: Tensor, numbers: Tensor, table: Tensor, limits: LoraLimits
+    ) -> None:
+        """Add the products to y, in place.
+
+        Args:
+            y, x, rows: see `add_lora`.
+            numbers: [N] int64, the entry of each row's adapter.
+            table: [entries, words] int64; an entry of zeros changes nothing.
+        """
 
 
 def add_lora(y: Tensor, x: Tensor, rows: Tensor, segments: Sequence[LoraSegment]) -> None:

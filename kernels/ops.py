@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels.grouped import GroupedRows
-from kernels.lora import LoraMatrix, LoraSegment, PackedLora
+from kernels.lora import LoraMatrix, LoraSegment, LoraTables, PackedLora
 from kernels.states import RunConv, ScanStates, StateSegments
 from kernels.step_buffers import StepBuffers
 
@@ -389,6 +389,8 @@ class Ops:
     unpack_experts: Callable[[PackedExperts], ExpertWeights]
     # Bytes that a step takes at most beside the results of its ops.
     estimate_scratch: Callable[[StepShape], int]
+    # None: changes are added by `add_lora` alone, and steps with adapters are not recorded.
+    lora_tables: LoraTables | None = None
     # (packed weight, ids [N]) -> rows [N, in] float32; None: an embedding stays as it is.
     unpack_rows: Callable[[PackedWeight, Tensor], Tensor] | None = None
     # As `pack_linear`, for float32 products that are exact to 2^-16 only and faster; None: they would not be faster.

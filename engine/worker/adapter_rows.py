@@ -9,7 +9,7 @@ import torch
 
 from engine.core.actor_messages import NewRow
 from engine.lora.loader import Adapter
-from engine.model.adapters import StepAdapters, join_segments
+from engine.model.adapters import AdapterTables, StepAdapters, join_segments
 from engine.model.protocol import Model
 from engine.worker.adapter_store import AdapterStore
 from engine.worker.launched_step import StartedStep
@@ -18,8 +18,11 @@ from engine.worker.launched_step import StartedStep
 class AdapterRows:
     """The worker's adapters by row. A row keeps its adapter alive, whatever the store evicts."""
 
-    def __init__(self, store: AdapterStore, model: Model, device: torch.device) -> None:
+    def __init__(
+        self, store: AdapterStore, model: Model, device: torch.device, tables: AdapterTables | None = None
+    ) -> None:
         self._store = store
+        self._tables = tables
         self._model = model
         self._device = device
         self._by_row: dict[int, Adapter] = {}
@@ -54,4 +57,4 @@ class AdapterRows:
                 places.setdefault(adapter, []).append(np.arange(end - count, end))
         bound = [adapter.bind(self._model) for adapter in places]
         tokens = [np.concatenate(each) for each in places.values()]
-        return join_segments(self._model.ops, bound, tokens, self._device)
+        return join_segments(self._model.ops, bound, tokens, self._device, self._tables)

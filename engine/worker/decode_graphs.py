@@ -23,6 +23,7 @@ from torch import Tensor
 
 from engine.kv_cache_spec import group_layers
 from engine.model import Model
+from engine.model.adapters import AdapterTables, StepAdapters
 from engine.model.attn_metadata import AttnMetadata
 from engine.worker.input_batch import ModelInput
 from kernels.ops import KVCache
@@ -49,6 +50,7 @@ class Recording(NamedTuple):
     num_tokens: int
     max_context: int
     num_rows: int
+    has_adapters: bool = False
 
 
 def list_padded_sizes(max_num_seqs: int) -> list[int]:
@@ -62,7 +64,7 @@ class DecodeBuffers:
 
     def __init__(
         self, max_num_rows: int, max_num_tokens: int, max_model_len: int, block_size: int, num_groups: int,
-        device: torch.device, *, has_states: bool = False,
+        device: torch.device, *, has_states: bool = False, tables: AdapterTables | None = None,
     ) -> None:
         max_blocks = -(-max_model_len // block_size)
         self._input_ids = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
@@ -76,6 +78,9 @@ class DecodeBuffers:
             # Each token may begin a segment, and each row may end with one without tokens. A row that pads reads on.
             segments = torch.zeros(max_num_tokens + max_num_rows + 1, 4, dtype=torch.int64, device=device)
             self._states = StateTables(segments, segments.new_zeros(max_num_rows + 1))
+        self._tables = tables
+        self._adapter_rows = torch.arange(max_num_tokens if tables is not None else 0, device=device)
+        self._adapter_numbers = torch.full_like(self._adapter_rows, 0 if tables is None else tables.max_loras)
         self._num_used = 0  # tokens
 
     def clear(self) -> None:
@@ -98,6 +103,9 @@ class DecodeBuffers:
         # Columns beyond the step's keep old ids: attention does not read a table beyond its row's length.
         self._block_tables[:, :num_rows, : metadata.block_tables.shape[2]].copy_(metadata.block_tables)
         self._clear_tokens(num_tokens)
+        if self._tables is not None and step.adapters is not None and step.adapters.numbers is not None:
+            self._adapter_numbers.fill_(self._tables.max_loras)
+            self._adapter_numbers.index_copy_(0, step.adapters.rows, step.adapters.numbers)
         if self._states is not None and metadata.states is not None:
             tables, num_segments = metadata.states.find_tables(self._seq_lens.device), len(metadata.states.source)
             self._states.segments[:num_segments].copy_(tables.segments)
@@ -106,7 +114,7 @@ class DecodeBuffers:
 
     def view(self, recording: Recording, max_query_len: int) -> ModelInput:
         """Return the first rows as a step; its lists are upper bounds, since a recording outlives any length."""
-        num_tokens, max_context, num_rows = recording
+        num_tokens, max_context, num_rows, has_adapters = recording
         query_lens = [num_tokens // num_rows] * num_rows
         metadata = AttnMetadata(
             slot_mapping=self._slot_mapping[:, :num_tokens], block_tables=self._block_tables[:, :num_rows],
@@ -115,7 +123,11 @@ class DecodeBuffers:
             states=self._view_states(query_lens),
         )
         last = np.cumsum(query_lens) - 1
-        return ModelInput(self._input_ids[:num_tokens], self._positions[:num_tokens], metadata, last)
+        adapters = None
+        if has_adapters and self._tables is not None:
+            rows, numbers = self._adapter_rows[:num_tokens], self._adapter_numbers[:num_tokens]
+            adapters = StepAdapters(self._tables.ops, rows, [], tables=self._tables, numbers=numbers)
+        return ModelInput(self._input_ids[:num_tokens], self._positions[:num_tokens], metadata, last, adapters)
 
     def _view_states(self, query_lens: list[int]) -> StateSegments | None:
         if self._states is None:
@@ -139,11 +151,13 @@ class DecodeGraphs:
         kv_caches: those of a step.
         widths: tokens for each row that a recorded step has room for, 1 among them.
         max_query_len: tokens of a row at most; default: the largest width.
+        tables: of the adapters; None: steps with adapters are not recorded.
     """
 
     def __init__(
         self, model: Model, kv_caches: Sequence[KVCache], max_num_seqs: int, max_model_len: int,
         recorder: Recorder, widths: Sequence[int] = (1,), max_query_len: int = 0,
+        tables: AdapterTables | None = None,
     ) -> None:
         self._model = model
         self._kv_caches = kv_caches
@@ -152,21 +166,22 @@ class DecodeGraphs:
         num_groups, num_tokens = len(group_layers(model.kv_specs())), sizes[-1] * max(widths)
         self._buffers = DecodeBuffers(
             sizes[-1], num_tokens, max_model_len, keys.shape[1], num_groups, keys.device,
-            has_states=len(kv_caches) > len(model.kv_specs()),
+            has_states=len(kv_caches) > len(model.kv_specs()), tables=tables,
         )
         self._widths = sorted(widths)
         self._max_query_len = max(max_query_len, *widths)
         self._contexts = [*(each for each in SHORT_CONTEXTS if each < max_model_len), max_model_len]
         # The last is the next, large before small. The largest of each width compile all that is launched.
         self._to_record = [
-            Recording(size * width, context, size)
+            Recording(size * width, context, size, has_adapters)
             for context in self._contexts
+            for has_adapters in ((False,) if tables is None else (True, False))
             for size in sizes
             for width in self._widths
         ]
         self._replays: dict[Recording, Callable[[], None]] = {}
-        # Recorded numbers of rows, ascending, by width and longest context.
-        self._sizes: dict[tuple[int, int], list[int]] = defaultdict(list)
+        # Recorded numbers of rows, ascending, by width, longest context, and whether they have adapters.
+        self._sizes: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
         shape = (num_tokens, model.config.hidden_size * (1 + len(model.aux_layers)))
         self._hidden = torch.zeros(shape, dtype=model.dtype, device=keys.device)
 
@@ -209,32 +224,33 @@ class DecodeGraphs:
                 error,
             )
             return
-        insort(self._sizes[width, recording.max_context], recording.num_rows)
+        insort(self._sizes[width, recording.max_context, recording.has_adapters], recording.num_rows)
         if not self._to_record:
             logger.info("%d decode steps are recorded", len(self._replays))
 
     def __call__(self, step: ModelInput) -> Tensor:
-        """Return the hidden states of the step [T, D], valid until the next step. Adapters are not recorded."""
-        recording = None if step.adapters is not None else self._find(step.attn_metadata)
+        """Return the hidden states of the step [T, D], valid until the next step."""
+        recording = self._find(step.attn_metadata, step.adapters)
         if recording is None:
             return self._run_model(step)
         self._buffers.fill(step)
         self._replays[recording]()
         return self._hidden[: step.input_ids.shape[0]]
 
-    def _find(self, metadata: AttnMetadata) -> Recording | None:
+    def _find(self, metadata: AttnMetadata, adapters: StepAdapters | None) -> Recording | None:
         """Return the least recording that serves a step."""
         query_lens = metadata.query_lens_list
         longest, num_tokens, max_context = max(query_lens), sum(query_lens), max(metadata.seq_lens_list)
-        if longest > self._max_query_len:
+        if longest > self._max_query_len or not (adapters is None or adapters.is_recordable):
             return None
         found: list[Recording] = []
-        for (width, context), sizes in self._sizes.items():
-            if context < max_context or (width == 1) != (longest == 1):
+        for (width, context, has_adapters), sizes in self._sizes.items():
+            is_fit = context >= max_context and (width == 1) == (longest == 1)
+            if not is_fit or has_adapters != (adapters is not None):
                 continue
             place = bisect_left(sizes, max(len(query_lens), -(-num_tokens // width)))
             if place < len(sizes):
-                found.append(Recording(sizes[place] * width, context, sizes[place]))
+                found.append(Recording(sizes[place] * width, context, sizes[place], has_adapters))
         return min(found, default=None)
 
     def _run_model(self, step: ModelInput) -> Tensor:

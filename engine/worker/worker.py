@@ -29,6 +29,7 @@ from engine.host_memory import measure_host_memory, return_freed_memory
 from engine.kv_cache_spec import KVCacheSpec
 from engine.kv_transfer_config import UNIT_TOKENS, count_units
 from engine.model import Model, read_model_config
+from engine.model.adapters import AdapterTables
 from engine.model.implementation import EncoderConfig, TransformersConfig
 from engine.model.vision.encoder import ImageEncoder
 from engine.parallel.leader import LeaderDecoder
@@ -89,6 +90,7 @@ class Worker:
         self._memory: DeviceMemory | None = None  # None on the CPU
         self._loaded: LoadedModel | None = None
         self._graphs: DecodeGraphs | None = None
+        self._adapter_tables: AdapterTables | None = None
         self._runner: ModelRunner | None = None
         self._state_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._draft_caches: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -183,7 +185,7 @@ class Worker:
         states = StateSlots(self._state_caches, scheduler.max_num_seqs) if self._state_caches else None
         parts: list[RowPart] = [] if states is None else [states]
         if adapters is not None:
-            parts.append(AdapterRows(adapters, self.model, self.device))
+            parts.append(AdapterRows(adapters, self.model, self.device, self._adapter_tables))
         if self.encoder is not None:
             parts.append(ImageRows(self.model.dtype, self.device, bool(self.model_config.rope.axes)))
         if isinstance(self.model_config, EncoderConfig):
@@ -237,7 +239,7 @@ class Worker:
 
     def _drop_cache(self) -> None:
         """Drop everything whose size depends on the cache or the rows."""
-        self._runner = self._graphs = None
+        self._runner = self._graphs = self._adapter_tables = None
         self.kv_caches, self._state_caches, self._draft_caches = [], [], []
         if self._host_store is not None:
             self._host_store.detach()
@@ -367,6 +369,7 @@ class Worker:
         if self.device.type == "cuda":
             # Recorded graphs contain the tables' addresses, so the tables must not be reallocated later.
             self.model.reserve_positions(self.resolved.max_model_len)
+        self._adapter_tables = self._make_adapter_tables()
         self._graphs = self._make_graphs()
 
     def _open_host_store(self) -> None:
@@ -411,6 +414,14 @@ class Worker:
             self.reset()
         return tuple(found)
 
+    def _make_adapter_tables(self) -> AdapterTables | None:
+        config, ops = self.config, self.model.ops
+        has_slices = config.tensor_parallel_size > 1 or config.batch_invariant_tp
+        if self.loaded.adapters is None or ops.lora_tables is None or has_slices:
+            return None
+        parts = self.model.matrix_parts.values()
+        return AdapterTables(ops, parts, config.max_loras, config.max_lora_rank, self.device)
+
     def _make_graphs(self) -> DecodeGraphs | None:
         """Return decode graphs if the config enables them and the model allows it."""
         # A recorded graph would fix the sequence lengths, on which dynamic RoPE depends.
@@ -425,5 +436,5 @@ class Worker:
             widths += [1 + count for count in (1, 3, 7) if count <= max_drafts]
         return DecodeGraphs(
             self.model, [*self.kv_caches, *self._state_caches], scheduler.max_num_seqs, scheduler.max_model_len,
-            CudaGraphRecorder(), widths, 1 + max_drafts,
+            CudaGraphRecorder(), widths, 1 + max_drafts, self._adapter_tables,
         )

@@ -61,6 +61,7 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         unpack_experts=unpack_experts,
         pack_lora=lora.pack,
         add_lora=lora.add,
+        lora_tables=lora,
         draw_greedy=draw_greedy,
         draw_full=draw_full,
         draw_filtered=draw_filtered,

@@ -20,6 +20,7 @@ from engine.model import DecoderModel
 from engine.model.adapters import StepAdapters, join_segments
 from engine.model.attn_metadata import AttnMetadata
 from engine.worker.state_slots import allocate_states, cut_runs
+from tests.kernels.adapters import make_lora_matrix
 
 # Names of transformers' classes, without ForCausalLM and Config (Gemma 3's is a TextConfig).
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -105,6 +106,13 @@ def save(model: PreTrainedModel, folder: Path, **options: Any) -> Path:
     """Save the model as a checkpoint and return the folder."""
     model.save_pretrained(folder, **options)
     return folder
+
+
+def make_adapter(model: DecoderModel, seed: int) -> Adapter:
+    """Return an adapter of rank 8 that changes every matrix."""
+    linears: list[Any] = list({part.linear: None for part in model.matrix_parts.values()})
+    sizes = [(each, each.out_features, each.in_features) for each in linears]
+    return Adapter({each: make_lora_matrix(rows, width, [(0, rows, 8)], seed) for each, rows, width in sizes})
 
 
 def make_prompt(length: int, seed: int = 0) -> list[int]:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,19 +19,23 @@ from triton.errors import TritonError
 from engine.core.actor_messages import NewRow, StepDone
 from engine.device.kv_cache import allocate_kv_cache
 from engine.kv_cache_spec import group_layers
+from engine.lora.loader import Adapter
 from engine.model import DecoderModel, load_model
+from engine.model.adapters import AdapterTables
 from engine.model.attn_metadata import AttnMetadata
 from engine.sampling_params import SamplingParams
+from engine.worker.adapter_rows import AdapterRows
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, Recording, list_padded_sizes
 from engine.worker.input_batch import InputBatch, ModelInput
 from engine.worker.model_runner import ModelRunner
 from engine.worker.sampling.state import SamplingState
 from engine.worker.state_slots import StateSlots, allocate_states
 from kernels import torch as torch_ops
+from kernels.lora import LoraMatrix, LoraSegment, add_lora
 from kernels.states import StateSegments
 from kernels.torch.attention import paged_attention
 from kernels.torch.states import run_conv, scan_states
-from tests.engine.model.drive import VOCAB_SIZE, make_prompt, make_transformers_model, save
+from tests.engine.model.drive import VOCAB_SIZE, make_adapter, make_prompt, make_transformers_model, save
 from tests.engine.worker.plans import make_new_row, make_plan
 
 CPU = torch.device("cpu")
@@ -97,12 +103,31 @@ def read_tables(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run_tables
 
 
+class FakeTables:
+    """Lists matrices by their place in a list, where a GPU has addresses."""
+
+    def __init__(self) -> None:
+        self._matrices: list[LoraMatrix] = []
+
+    def encode(self, matrix: LoraMatrix) -> list[int]:
+        self._matrices.append(matrix)
+        return [len(self._matrices)]
+
+    def add_listed(self, y: Tensor, x: Tensor, rows: Tensor, numbers: Tensor, table: Tensor, limits: object) -> None:
+        for number, place in enumerate(table[:, 0].tolist()):
+            found = rows[numbers == number]
+            if place and len(found):
+                add_lora(y, x, found, [LoraSegment(self._matrices[place - 1], 0, len(found))])
+
+
 class Rows:
     """A runner and the requests in it, all sampled with seeds; `step` decodes some of them."""
 
     def __init__(
-        self, model: DecoderModel, recorder: FakeRecorder | None = None, widths: Sequence[int] = (1,)
+        self, model: DecoderModel, recorder: FakeRecorder | None = None, widths: Sequence[int] = (1,),
+        adapters: Mapping[str, Adapter] | None = None,
     ) -> None:
+        self.adapters = adapters or {}
         self.num_groups = len(group_layers(model.kv_specs()))
         num_blocks = (MAX_ROWS * BLOCKS_PER_ROW + 1) * self.num_groups
         self.caches = allocate_kv_cache(model.kv_specs(), num_blocks, BLOCK, torch.float32, CPU)
@@ -110,8 +135,17 @@ class Rows:
             cache.fill_(torch.nan)
             cache[0] = 0
         states = allocate_states(model.state_specs(), MAX_ROWS, CPU)
-        caches, parts = [*self.caches, *states], [StateSlots(states, MAX_ROWS)] if states else []
-        self.graphs = DecodeGraphs(model, caches, MAX_ROWS, MAX_LEN, recorder or FakeRecorder(), widths)
+        caches = [*self.caches, *states]
+        parts: list[Any] = [StateSlots(states, MAX_ROWS)] if states else []
+        tables = None
+        if adapters and recorder is not None:
+            tables = AdapterTables(model.ops, model.matrix_parts.values(), 2, 8, CPU)
+        if adapters:
+            store: Any = SimpleNamespace(find=adapters.__getitem__)
+            parts.append(AdapterRows(store, model, CPU, tables))
+        self.graphs = DecodeGraphs(
+            model, caches, MAX_ROWS, MAX_LEN, recorder or FakeRecorder(), widths, tables=tables
+        )
         batch = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, CPU, self.num_groups)
         state = SamplingState(MAX_ROWS, VOCAB_SIZE, CPU)
         self.is_recorded = recorder is not None
@@ -135,7 +169,10 @@ class Rows:
             for block in (*shared_blocks, *own)
             for group in range(self.num_groups)
         ]
-        self._run([(row, 0, len(prompt))], [make_new_row(row, prompt, block_ids, params)])
+        new_row = make_new_row(row, prompt, block_ids, params)
+        if (adapter := str(row % 4)) in self.adapters:
+            new_row = msgspec.structs.replace(new_row, adapter=adapter)
+        self._run([(row, 0, len(prompt))], [new_row])
         self.ends[row] = len(prompt)
 
     def step(self, rows: list[int], drafts: Mapping[int, Sequence[int]] | None = None) -> None:
@@ -265,6 +302,27 @@ def test_steps_whose_rows_have_no_more_tokens_than_recorded_are_replayed(
         rows.add(row, make_prompt(9, row))
     rows.step([0, 1], {row: [7] * count for row, count in enumerate(num_drafts)})
     assert recorder.num_replayed == is_replayed
+
+
+def test_recorded_steps_with_adapters_give_the_tokens_of_plain_ones(tmp_path: Path) -> None:
+    """There are three adapters, and two in a step at most, so that they change their numbers."""
+    model = load(tmp_path, "qwen3")
+    model.ops = replace(model.ops, lora_tables=FakeTables())
+    adapters = {str(seed): make_adapter(model, seed) for seed in (1, 2, 3)}
+    recorder = FakeRecorder()
+    recorded, plain = Rows(model, recorder, adapters=adapters), Rows(model, adapters=adapters)
+    recorded.record()
+    for rows in (recorded, plain):
+        for row in range(MAX_ROWS):
+            rows.add(row, make_prompt(5 + row, row))
+        for number in range(30):
+            rows.step([row for row in range(MAX_ROWS) if row % 4 != number % 5 and row % 4 != 1 + number % 3])
+    assert recorded.tokens == plain.tokens
+    assert (recorder.num_recorded, recorder.num_replayed) == (2 * len(list_padded_sizes(MAX_ROWS)), 30)
+    base = Rows(model)
+    base.add(1, make_prompt(6, 1))
+    base.step([1])
+    assert base.texts[1] != plain.texts[1][:1], "an adapter changes the text"
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "lfm2"])

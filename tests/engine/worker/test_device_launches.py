@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from engine.core.actor_messages import NewRow, StepMasks
 from engine.device.kv_cache import allocate_kv_cache
-from engine.lora.loader import Adapter
 from engine.model import DecoderModel, ModelConfig
+from engine.model.adapters import AdapterTables
 from engine.model.sharding import ONE_RANK, Sharding
 from engine.sampling_params import SamplingParams
 from engine.worker.adapter_rows import AdapterRows
@@ -30,10 +31,9 @@ from engine.worker.sampling.state import SamplingState
 from engine.worker.state_slots import StateSlots, allocate_states
 from engine.worker.warm_up import list_largest_steps, list_warm_up, run_steps
 from tests.engine.core.harness import make_scheduler_config
-from tests.engine.model.drive import VOCAB_SIZE, make_transformers_model, save
+from tests.engine.model.drive import VOCAB_SIZE, make_adapter, make_transformers_model, save
 from tests.engine.worker.meta_device import META, Launches, MetaLink
 from tests.engine.worker.plans import make_new_row, make_plan
-from tests.kernels.adapters import make_lora_matrix
 from tests.kernels.triton.conftest import IS_INTERPRETED
 
 pytest.importorskip("triton", reason="needs triton")
@@ -79,23 +79,6 @@ class FakeComm:
 
     def collect(self, part: Tensor, counts: Sequence[int]) -> Tensor:
         return part.new_empty(sum(counts), part.shape[1])
-
-
-class Adapters:
-    """Two adapters of all matrices, by their digests."""
-
-    def __init__(self, model: DecoderModel) -> None:
-        linears: list[Any] = list({part.linear: None for part in model.matrix_parts.values()})
-        self._adapters = {}
-        for number in (1, 2):
-            matrices = {
-                each: make_lora_matrix(each.out_features, each.in_features, [(0, each.out_features, 8)], number)
-                for each in linears
-            }
-            self._adapters[str(number)] = Adapter(matrices)
-
-    def find(self, digest: str) -> Adapter:
-        return self._adapters[digest]
 
 
 class Recorder:
@@ -192,15 +175,17 @@ def make_machine(kind: str, folder: Path) -> Machine:
     parts: list[Any] = []
     state_caches = allocate_states(model.state_specs(), MAX_ROWS, META)
     states = StateSlots(state_caches, MAX_ROWS) if state_caches else None
-    graphs = DecodeGraphs(model, [*caches, *state_caches], MAX_ROWS, MAX_LEN, Recorder(), widths=(1, 3))
+    tables = AdapterTables(ops, model.matrix_parts.values(), 2, 8, META) if kind == "lora" else None
+    all_caches = [*caches, *state_caches]
+    graphs = DecodeGraphs(model, all_caches, MAX_ROWS, MAX_LEN, Recorder(), widths=(1, 3), tables=tables)
     if states is not None:
         parts.append(states)
     if kind == "lora":
-        store: Any = Adapters(model)
-        parts.append(AdapterRows(store, model, META))
+        store: Any = SimpleNamespace(find={str(seed): make_adapter(model, seed) for seed in (1, 2)}.__getitem__)
+        parts.append(AdapterRows(store, model, META, tables))
     link = MetaLink()
     runner = ModelRunner(
-        model, [*caches, *state_caches], batch, state, (0,), link, graphs, None, parts, states
+        model, all_caches, batch, state, (0,), link, graphs, None, parts, states
     )
     return Machine(runner, graphs, link, kind)
 

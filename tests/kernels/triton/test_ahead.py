@@ -208,7 +208,8 @@ EXPERT_ROWS = {
     "ends_ptr": "*i32", "alpha": "fp32", "limit": "fp32",
 }  # fmt: skip
 LORA = {
-    "low_ptr": "*fp32", "rows_ptr": "*i64", "row_segments_ptr": "*i64", "segments_ptr": "*i64", "low_stride": "i32",
+    "low_ptr": "*fp32", "rows_ptr": "*i64", "numbers_ptr": "*i64", "table_ptr": "*i64", "table_stride": "i32",
+    "low_stride": "i32",
 }  # fmt: skip
 NUMBERS = {"BITS": 16, "ZERO": 0, "GROUP": 1}
 CODES = {"BITS": 4, "ZERO": 0, "GROUP": 32}
@@ -252,7 +253,7 @@ SMALL = {
         {"SIZE": 1024, "WEIGHT": tl.bfloat16, "BLOCK_IN": 256, "BLOCK_RANK": 16}, 4, False,
     ),
     "lora_add": (
-        lora_add_kernel, LORA | {"y_ptr": "*bf16", "parts_ptr": "*i64"},
+        lora_add_kernel, LORA | {"y_ptr": "*bf16"},
         {"SIZE": 4096, "WEIGHT": tl.bfloat16, "BLOCK_OUT": 64, "BLOCK_RANK": 16}, 4, False,
     ),
     "fold_splits": (
