@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from queue import Empty
 
+import numpy as np
+
 from engine.actors.thread_actor import ThreadActor
 from engine.core.actor_messages import ExecutorInbox, FillMasks, StepDone, StepMasks, StepPlan
 from engine.core.mask_orders import MaskOrders
@@ -47,7 +49,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
     def work(self) -> None:
         """Wait for a step, for its masks, launch it, and send its result before the layers of the next one."""
         executor = self._executor
-        executor.before_layers = self._send_finished
+        executor.before_layers, executor.take_masks = self._send_finished, self._take_masks
         if self.loaded is None:
             self.loaded = executor.load()
         elif executor.sleep_level:
@@ -121,6 +123,18 @@ class ExecutorActor(ThreadActor[ExecutorInbox]):
                 self._held.append(message)
                 if message is None:
                     return
+
+    def _take_masks(self, step_id: int, indices: np.ndarray) -> StepMasks | None:
+        """Take the masks of all rows of a step, if they have arrived."""
+        with self._queue.mutex:
+            for messages in (self._held, self._queue.queue):
+                for place, message in enumerate(messages):
+                    if isinstance(message, StepMasks) and message.step_id == step_id:
+                        if not np.array_equal(message.indices, indices):
+                            return None
+                        del messages[place]
+                        return message
+        return None
 
     def _can_run(self, message: ExecutorInbox | None) -> bool:
         """Return whether this is a step with a row that waits for no mask."""

@@ -66,9 +66,12 @@ class Executor(Protocol):
 
     Attributes:
         before_layers: `execute` calls this when the inputs of the model's layers are ready.
+        take_masks: `execute` calls this after the layers of a step whose rows all need masks, with the step's id and
+            the indices of the rows. Returns the masks if all have arrived.
     """
 
     before_layers: Callable[[], None]
+    take_masks: Callable[[int, np.ndarray], StepMasks | None]
 
     @property
     def encoder(self) -> Encoder | None:

@@ -33,6 +33,7 @@ class MockWorker:
     def __init__(self, config: EngineConfig) -> None:
         self.sleep_level = 0
         self.before_layers: Callable[[], None] = lambda: None
+        self.take_masks: Callable[[int, np.ndarray], StepMasks | None] = lambda step_id, indices: None
         self._config = config
         self._step_s = (config.mock_step_ms or 0.0) / 1000
         self._seeds = np.zeros(config.find_step_limits("cpu")[0], dtype=np.int64)  # by row

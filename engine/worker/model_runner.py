@@ -1,7 +1,7 @@
 """ModelRunner: turns a step plan into a forward pass and sampled tokens.
 
-    apply changes ─▶ forward ─▶ sample plain rows ─▶ result
-                                  gated rows ─▶ parked until their masks arrive (StepMasks) ─▶ result
+    apply changes ─▶ forward ─▶ sample plain rows, or a step of gated rows whose masks have arrived ─▶ result
+                                  other gated rows ─▶ parked until their masks arrive (StepMasks) ─▶ result
 
 In a pipeline, rank 0 computes the first stage of a step and samples it when the last stage has returned the hidden
 states. Other steps begin meanwhile.
@@ -78,6 +78,8 @@ class ModelRunner:
         # Rank 0 of a pipeline; None: the model computes whole steps.
         self._pipeline = model if isinstance(model, LeaderDecoder) and model.has_stages else None
         self._staged: dict[int, StagedHidden] = {}  # by step, until they are sampled
+        # Takes the masks of these rows of a step, if they have all arrived.
+        self.take_masks: Callable[[int, np.ndarray], StepMasks | None] = lambda step_id, indices: None
         self._last_end = 0.0  # time of the last result
         self._parked: dict[int, ParkedRows] = {}
         self.parked_rows: set[int] = set()
@@ -182,6 +184,11 @@ class ModelRunner:
         last = self._select(hidden, places)
         is_gated = plan.is_gated[live[is_sampled]]
         logits = self._compute_logits(last, adapters)
+        if is_gated.all() and (masks := self.take_masks(plan.step_id, runs.indices)) is not None:
+            self._late_rows.difference_update(runs.rows.tolist())
+            launched.mask_time_s = masks.time_s
+            self._sample(launched, runs, logits, masks.bitmask)
+            return launched
         if is_gated.all():
             self._park(plan.step_id, ParkedRows(runs, logits, launched.start_time))
             if is_sampled.all() and not launched.skipped and not launched.prompt_logprobs:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from enum import IntEnum
 
+import numpy as np
 import torch
 
 from engine.config import EngineConfig
@@ -97,6 +98,7 @@ class Worker:
         self._host_store: HostStore | None = None  # blocks that left the KV cache
         self._num_steps = 0
         self.before_layers: Callable[[], None] = lambda: None
+        self.take_masks: Callable[[int, np.ndarray], StepMasks | None] = lambda step_id, indices: None
 
     @property
     def model(self) -> Model:
@@ -194,7 +196,7 @@ class Worker:
             self.model, [*self.kv_caches, *self._state_caches], batch, state, self._eos_token_ids, self._link,
             self._graphs, drafter, parts, states,
         )
-        self.model.before_layers = self.before_layers
+        self.model.before_layers, self._runner.take_masks = self.before_layers, self.take_masks
         if drafter is not None:
             drafter.start(batch, self._runner.sampler, self._draft_caches)
 

@@ -45,6 +45,7 @@ class LateWorker:
         self.has_parked = False
         self.chores = 0
         self.before_layers: Callable[[], None] = lambda: None
+        self.take_masks: Callable[[int, np.ndarray], StepMasks | None] = lambda step_id, indices: None
         self.on_launch: Callable[[], None] = lambda: None
         self.make_fetch: Callable[[], LateFetch] = LateFetch
 
@@ -136,6 +137,27 @@ async def test_a_step_that_waits_for_masks_lets_late_answers_out() -> None:
         desk.executor.tell(StepMasks(0, NOTHING, NOTHING, np.zeros((0, 1), np.int32)))
         await desk.launches.get()
         assert worker.launched == [0, 1]
+
+
+async def test_a_step_takes_masks_that_have_arrived_for_all_its_rows() -> None:
+    worker, has_masks = LateWorker(), Event()
+    taken: list[Any] = []
+    words = np.zeros((1, 1), np.int32)
+
+    def launch() -> None:
+        has_masks.wait(10)
+        for step_id, index in ((100, 0), (101, 3), (101, 5), (101, 5)):
+            found = worker.take_masks(step_id, np.array([index]))
+            taken.append(None if found is None else found.step_id)
+
+    async with open_desk(worker) as desk:
+        worker.on_launch = launch
+        desk.executor.tell(make_plan(101))
+        one = np.ones(1, dtype=np.int64)
+        desk.executor.tell(StepMasks(101, 5 * one, one, words))
+        has_masks.set()
+        assert await desk.answers.get() == 101
+    assert taken == [None, None, 101, None]
 
 
 async def test_chores_are_done_while_nothing_is_to_do() -> None:

@@ -106,6 +106,20 @@ def test_a_step_of_gated_rows_answers_only_at_the_gate() -> None:
     assert runner.get_mask_timeout(plan) == 0
 
 
+def test_a_step_whose_masks_have_arrived_answers_at_once() -> None:
+    runner, _ = make_runner()
+    asked: list[tuple[int, list[int]]] = []
+
+    def take_masks(step_id: int, indices: np.ndarray) -> StepMasks:
+        asked.append((step_id, indices.tolist()))
+        return make_masks(step_id, (0, [7, 30]), (1, [12]))
+
+    runner.take_masks = take_masks
+    new = [make_new_row(0, [5]), make_new_row(1, [9])]
+    assert read(runner.execute(make_plan([(0, 0, 1), (1, 0, 1)], new=new, gated=[0, 1]))) == ({0: 7, 1: 12}, [], True)
+    assert asked == [(0, [0, 1])] and not runner.parked_rows
+
+
 def make_mixed_runner() -> tuple[ModelRunner, CountingModel]:
     """Step 0 is done: rows 0 and 2 are parked, row 1 is plain and answered before the gate."""
     runner, model = make_runner()
