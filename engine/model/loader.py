@@ -85,7 +85,8 @@ def load_model(
     loading = Loading(quantization, keeps_codes, keeps_tensors=is_native or keeps_codes)
     num_ranks = sharding.size
     with check_weight_memory(
-        path_or_name, config, dtype, device, quantization, is_native, keeps_codes, num_ranks
+        path_or_name, config, dtype, device, quantization, is_native, keeps_codes, num_ranks,
+        has_split=ops is not None and ops.pack_split is not None,
     ):
         is_foreign = isinstance(config, TransformersConfig)
         load = (

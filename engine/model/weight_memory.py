@@ -18,7 +18,7 @@ from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory, measure_unified_memory
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer
-from engine.model.implementation import TransformersConfig
+from engine.model.implementation import EncoderConfig, TransformersConfig
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear
 from engine.model.moe import Experts
@@ -121,7 +121,7 @@ def measure_free_bytes(device: torch.device) -> int:
 def check_weight_memory(
     name: str | Path, config: ModelConfig, dtype: torch.dtype, device: torch.device,
     quantization: Quantization | None = None, is_native: bool = False, keeps_codes: bool = False,
-    num_ranks: int = 1,
+    num_ranks: int = 1, has_split: bool = False,
 ) -> Iterator[None]:
     """Reject a model whose weights do not fit, at once or when an allocation in the block fails.
 
@@ -129,8 +129,11 @@ def check_weight_memory(
         dtype: dtype of all weights until they are packed, including those to be quantized.
         is_native: whether the native ops pack each matrix of the decoder as it is read.
         keeps_codes: whether matrices keep the codes of the checkpoint, in 4 to 8 bits.
+        has_split: whether the ops have `pack_split`, which encoders take and which keeps three numbers of 16 bits.
     """
     num_bytes, free_bytes = count_parameters(config) * dtype.itemsize, measure_free_bytes(device)
+    if has_split and isinstance(config, EncoderConfig) and dtype == torch.float32 and quantization is None:
+        num_bytes = num_bytes * 3 // 2
     if (is_native or keeps_codes) and not isinstance(config, TransformersConfig):
         num_bytes = _estimate_native_bytes(config, dtype, quantization, keeps_codes)
     if num_ranks > 1:

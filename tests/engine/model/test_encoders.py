@@ -1,6 +1,8 @@
 """Encoders: the hidden states, vectors and scores of transformers, the same bits in any batch."""
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,19 @@ def test_a_text_has_the_same_bits_alone_and_in_a_batch(family: str, tmp_path: Pa
     texts = [torch.randint(4, 56, (length,)).tolist() for length in (24, 9, 24, 24, 5, 24, 70)]
     for ids, hidden in zip(texts, run(model, texts), strict=True):
         assert torch.equal(hidden, run(model, [ids])[0])
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_memory_is_checked_for_matrices_of_three_halves(
+    is_split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_encoder_folder(tmp_path)
+    config: Any = read_model_config(tmp_path)
+    ops = make_native_ops(require_library(), 2)
+    ops = replace(ops, pack_split=ops.pack_linear if is_split else None)
+    monkeypatch.setattr("engine.model.weight_memory.measure_free_bytes", lambda device: 5 * config.num_parameters)
+    with pytest.raises(ConfigError, match="does not fit") if is_split else nullcontext():
+        load_model(tmp_path, ops=ops)
 
 
 @pytest.mark.parametrize("mode", ["cls_token", "mean_tokens", "lasttoken"])
