@@ -1,4 +1,4 @@
-"""Regular expressions as text: escapes and complaints, sets of characters, and matching in linear time.
+"""Regular expressions as text: escapes and complaints, assertions, sets of characters, and matching in linear time.
 
 Python's `re` goes back and tries again: `(a+)+b` against forty letters keeps it busy for hours, and nothing can stop
 it. jsonschema-rs brings an engine that never goes back. It reads the shorthands as JSON Schema does, over ASCII alone.
@@ -46,6 +46,38 @@ def explain_pattern(message: str, has_places: bool) -> str:
 def quote(text: str) -> str:
     """Return a fixed text as Lark writes it."""
     return json.dumps(text, ensure_ascii=False)
+
+
+# Escapes and classes, whose brackets are literal; repetitions; look-around; other brackets.
+# An unclosed class is one token, so that it is scanned once.
+_PARTS = re.compile(
+    r"""\\(?P<border>[bB]) | \\(?P<reference>[1-9]\d*|k<\w+>) | \\. | \[\^?\]?(?:[^\]\\]|\\.)*+(?:\]|\\?\Z)
+    | (?P<times>(?:[*+?]|\{\d+(?:,\d*)?\})\??) | (?P<around>\(\?<?[=!]) | (?P<open>\() | (?P<close>\)) | .""",
+    re.VERBOSE | re.DOTALL,
+)
+# Replacements for assertions and for back references.
+NOTHING, ANYTHING = "(?:)", r"(?:[\s\S]*)"
+
+
+def remove_assertions(pattern: str) -> str:
+    """Return a pattern without look-around and word boundaries, in which back references match any text.
+
+    It matches all that the pattern matches: `^(?=X)(?!Y)Z$` demands Z of a text, beside what X and Y say.
+    """
+    kept: list[str] = []
+    depth, removed_at = 0, None
+    for token in _PARTS.finditer(pattern):
+        depth += bool(token["open"] or token["around"])
+        # Remove a repetition together with its atom; some engines reject repetition of an empty pattern.
+        if removed_at is None and not (token["times"] and kept and kept[-1] == NOTHING):
+            if token["around"]:
+                removed_at = depth
+            is_removed = token["around"] or token["border"]
+            kept.append(NOTHING if is_removed else ANYTHING if token["reference"] else token[0])
+        elif token["close"] and depth == removed_at:
+            removed_at = None
+        depth -= bool(token["close"])
+    return "".join(kept)
 
 
 Matches = Callable[[str], bool | None]

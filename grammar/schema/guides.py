@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import InvalidGrammar
-from ..regex.assertions import remove_assertions
+from ..regex.text import remove_assertions
 from ..validator import SchemaValidator
 from .dialect import DRAFT_2020
 from .emit import write_for_validator

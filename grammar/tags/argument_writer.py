@@ -287,18 +287,14 @@ class ArgumentWriter:
         if not isinstance(schema, dict) or depth > 6:
             return None
         keys = list_keys(schema) - {"$defs", "definitions"}
-        if keys == {"anyOf"}:
-            ways = [self._write_dialect(each, root, depth + 1) for each in schema["anyOf"]]
-            return None if None in ways else f"({' | '.join(map(str, ways))})"
-        if isinstance(schema.get("type"), list) and keys == {"type"}:
-            ways = [self._write_dialect({"type": kind}, root, depth + 1) for kind in schema["type"]]
+        kind = schema.get("type")
+        if keys == {"anyOf"} or (isinstance(kind, list) and keys == {"type"}):
+            branches = schema["anyOf"] if kind is None else [{"type": each} for each in kind]
+            ways = [self._write_dialect(each, root, depth + 1) for each in branches]
             return None if None in ways else f"({' | '.join(map(str, ways))})"
         simple = self._write_simple(schema)
-        if simple is not None:
+        if simple is not None or isinstance(kind, list):
             return simple
-        kind = schema.get("type")
-        if isinstance(kind, list):
-            return None
         if kind == "string" or (kind is None and keys <= {"enum", "const"} and keys):
             return self._write_string(schema, keys)
         if kind in NUMBERS and keys <= {"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}:

@@ -35,8 +35,8 @@ from engine import EngineConfig
 from engine.front.stop_strings import StopStrings
 from engine.input.tokenizer import Tokenizer
 from grammar import GrammarError, GrammarSpec, list_tool_styles, read_spec
-from grammar.regex.assertions import remove_assertions
 from grammar.regex.dialects import read_classes, read_ecma
+from grammar.regex.text import remove_assertions
 from grammar.tags.gbnf_rules import read_gbnf
 
 # A reader is quick if the large text takes that long.
