@@ -1,5 +1,6 @@
 """Finds the tokens that can complete a JSON value; residual checks need to look only at those."""
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,7 @@ class ClosingTokens:
 
     Attributes:
         prefixes: token that ends a string in which no escape is open -> what stands before the quote.
+        by_ending: such a prefix without needless escapes -> its tokens; b"\\" -> those of which it is not known.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -68,6 +70,9 @@ class ClosingTokens:
         self._classes: dict[tuple[str, int], TokenClass] = {}
         quoted: list[int] = self._members["quote"].tolist()
         self.prefixes = {token_id: split_ending(self.token_bytes[token_id])[0] for token_id in quoted}
+        self.by_ending: dict[bytes, list[int]] = {}
+        for token_id, prefix in self.prefixes.items():
+            self.by_ending.setdefault(spell_again(prefix) if b"\\" in prefix else prefix, []).append(token_id)
 
     def get_class(self, name: str, num_closers: int) -> TokenClass:
         """Return the tokens of a class that close at least so many brackets."""
@@ -84,6 +89,18 @@ def split_ending(token: bytes) -> tuple[bytes, bytes]:
     found = _ENDING.match(token)
     assert found is not None, "only tokens that end a string are split"
     return found[1], token[found.end() :]
+
+
+def spell(text: str) -> bytes:
+    """Return a string's inside as JSON has it."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
+
+
+def spell_again(prefix: bytes) -> bytes:
+    try:
+        return spell(json.loads(b'"' + prefix + b'"'))
+    except ValueError:
+        return b"\\"
 
 
 def reaches_far(token: bytes) -> bool:

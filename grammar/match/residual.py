@@ -7,16 +7,18 @@ that can no longer become valid ends in a mask of zeros, and `error` names the k
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from ..backend import Matcher, OuterMatcher
-from ..bitmask import clear_bits, list_tokens
+from ..bitmask import clear_bits, is_set, list_tokens
 from ..errors import InvalidGrammar
 from ..schema.node import Node
 from ..schema.places import Check, Place
 from .checks import ResidualChecks, make_comparable, read_elements
+from .closing_tokens import spell
 from .json_text import FAR, Mode, State, advance, begin
 
 # Limits per mask, shortest tokens first: tokens tried, and different values validated. The mask leaves out the rest;
@@ -168,13 +170,15 @@ class ResidualMatcher(OuterMatcher):
 
     def _clear_endings(self, words: np.ndarray) -> None:
         """Clear the tokens that end a string which is checked itself: one check for all that end it alike."""
-        prefixes, verdicts, wrong = self._checks.tokens.prefixes, dict[bytes, bool](), []
+        tokens, verdicts, wrong = self._checks.tokens, dict[bytes, bool](), []
         deciding = self._list_deciding()
-        for token_id in self._checks.tokens.get_class("quote", 0).find(words):
-            prefix = prefixes[token_id]
-            # An escape can spell any character, so it may lead to a deciding string too.
-            if deciding is not None and prefix not in deciding and b"\\" not in prefix:
-                continue
+        if deciding is None:
+            candidates = tokens.get_class("quote", 0).find(words)
+        else:
+            found = (tokens.by_ending.get(ending, ()) for ending in (*deciding, b"\\"))
+            candidates = [token_id for token_id in chain.from_iterable(found) if is_set(words, token_id)]
+        for token_id in candidates:
+            prefix = tokens.prefixes[token_id]
             if prefix not in verdicts:
                 is_tried = len(verdicts) < self._num_checks
                 verdicts[prefix] = is_tried and bool(advance(self._state, self._text, prefix + b'"', self._is_fine))
@@ -219,11 +223,6 @@ def explain_dead_end(violation: Check | None) -> str:
     if violation is None:
         return "dead end: none of the allowed tokens could be checked within the limits"
     return f"dead end: no continuation satisfies {', '.join(violation.keywords)} at {violation.node.pointer or '#'}"
-
-
-def spell(text: str) -> bytes:
-    """Return a string's inside as JSON has it."""
-    return json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", "surrogatepass")
 
 
 def spell_choice(value: Any) -> list[bytes]:
