@@ -15,14 +15,13 @@ from kernels.ops import Ops
 from kernels.triton.add_rms_norm import add_rms_norm
 from kernels.triton.attention_plan import make_plan
 from kernels.triton.experts import pack_experts, run_experts, unpack_experts
-from kernels.triton.gated_norm import gated_norm
 from kernels.triton.gather_inputs import gather_inputs
 from kernels.triton.launch import FLOATS
 from kernels.triton.linear import gated_linear, linear, pack_linear, unpack_linear, unpack_rows
 from kernels.triton.lora import LoraOp
 from kernels.triton.norm_rope_store import norm_rope_store
 from kernels.triton.paged_attention import estimate_scratch, paged_attention
-from kernels.triton.rms_norm import rms_norm
+from kernels.triton.rms_norm import gated_norm, rms_norm
 from kernels.triton.routing import choose_experts
 from kernels.triton.sampling import draw_filtered, draw_full, draw_greedy
 from kernels.triton.silu_mul import silu_mul

@@ -18,7 +18,6 @@ from kernels.triton.attention_short import fold_splits_kernel, short_attention_k
 from kernels.triton.draw_filtered import draw_filtered_kernel
 from kernels.triton.draw_tiles import pick_winner_kernel, tile_max_kernel, tile_noise_kernel, tile_sums_kernel
 from kernels.triton.experts import combine_experts_kernel, expert_down_kernel, expert_gate_up_kernel
-from kernels.triton.gated_norm import gated_norm_kernel
 from kernels.triton.gather_inputs import gather_tables_kernel, gather_tokens_kernel
 from kernels.triton.launch import EXACT, FUSED, next_power_of_2
 from kernels.triton.linear import BLOCK_BYTES, NUM_STAGES, linear_kernel
@@ -233,12 +232,17 @@ SCAN = dict.fromkeys(
 )
 SCAN |= {"step_stride": "i32", "skip_ptr": "*fp32", "segments_ptr": "*i64", "bounds_ptr": "*i64"}
 SMALL = {
-    "rms_norm": (rms_norm_kernel, ROWS | {"eps": "fp32"}, {"SIZE": 1024, "NUM_WEIGHTS": 1, "BLOCK": 1024}, 4, True),
+    **{
+        name: (
+            rms_norm_kernel,
+            ROWS | {"gate_ptr": f"*{dtype}", "x_ptr": f"*{dtype}", "gate_stride": "i32:16", "eps": "fp32"},
+            {"SIZE": 1024, "NUM_ROWS": 8, "NUM_WEIGHTS": 1, "BLOCK": 1024}
+            | {"HAS_GATE": name == "gated_norm", "IS_GATE_FIRST": False},
+            4, True,
+        )
+        for name, dtype in (("rms_norm", "bf16"), ("gated_norm", "fp32"))
+    },
     "add_rms_norm": (add_rms_norm_kernel, ROWS | {"eps": "fp32"}, {"SIZE": 5120, "BLOCK": 8192}, 8, True),
-    "gated_norm": (
-        gated_norm_kernel, ROWS | {"x_ptr": "*fp32", "gate_ptr": "*fp32", "gate_stride": "i32:16", "eps": "fp32"},
-        {"SIZE": 512, "NUM_ROWS": 8, "NUM_WEIGHTS": 1, "IS_GATE_FIRST": False, "BLOCK": 512}, 4, True,
-    ),
     "silu_mul": (silu_mul_kernel, ROWS, {"SIZE": 3072, "BLOCK": 1024}, 4, True),
     "norm_rope_store": (
         norm_rope_store_kernel, ROPE | {"k_cache_ptr": "*bf16", "v_cache_ptr": "*bf16"},

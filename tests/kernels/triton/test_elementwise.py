@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 
 from kernels.triton.add_rms_norm import add_rms_norm
-from kernels.triton.gated_norm import gated_norm
 from kernels.triton.gather_inputs import gather_inputs
 from kernels.triton.norm_rope_store import norm_rope_store
-from kernels.triton.rms_norm import rms_norm
+from kernels.triton.rms_norm import gated_norm, rms_norm
 from kernels.triton.silu_mul import silu_mul
 from kernels.triton.token_bitmask import apply_bitmask
 from tests.kernels import reference
