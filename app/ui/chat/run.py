@@ -68,7 +68,6 @@ class Turn:
         is_left: the page now shows another chat, or went back to before this turn.
         is_watched: an event is showing the answer while it grows.
         is_shown: the answer is in the history that was sent to the page.
-        has_refused: another turn was refused meanwhile, and the page has no notice of it yet.
     """
 
     history: History
@@ -78,7 +77,6 @@ class Turn:
     is_left: bool = False
     is_watched: bool = False
     is_shown: bool = False
-    has_refused: bool = False
 
     @property
     def growing(self) -> History:
@@ -108,7 +106,7 @@ class ChatRun:
         """
         thread, running, *values = rest
         if is_running(running):
-            return _refuse(running)
+            return _refuse()
         text = typed.get("text") or ""
         files = typed.get("files") or []
         images = [path for path in files if is_image(path)]
@@ -127,14 +125,14 @@ class ChatRun:
         """Begin a turn with the clicked example; do nothing while another turn runs."""
         thread, running, *values = rest
         if is_running(running):
-            return _refuse(running)
+            return _refuse()
         return await self._ask([user_message(data.value["text"])], thread, running, request, values)
 
     async def retry(self, data: gr.RetryData, request: gr.Request, *rest: Any) -> Begun:
         """Ask the same question again and keep the answer as another version. Does nothing while another turn runs."""
         thread, running, *values = rest
         if is_running(running):
-            return _refuse(running)
+            return _refuse()
         path = await self._read_path(request, thread)
         if path is None:
             return _report(REMOVED)
@@ -147,7 +145,7 @@ class ChatRun:
         """Go on with an answer that was cut off, as another version of it. Does nothing while another turn runs."""
         thread, running, *values = rest
         if is_running(running):
-            return _refuse(running)
+            return _refuse()
         path = await self._read_path(request, thread)
         if not path:
             return _report(REMOVED)
@@ -167,7 +165,7 @@ class ChatRun:
         if is_running(running):
             # The page already has the new text, and gets the old one back.
             before = user_message(read_text(data.previous_value), images)
-            return _refuse(running, [*history[:index], before, *history[index + 1 :]])
+            return _refuse([*history[:index], before, *history[index + 1 :]])
         path = await self._read_path(request, thread)
         if path is None:
             return _report(REMOVED)
@@ -183,16 +181,6 @@ class ChatRun:
 
     async def watch(self, turn: Turn | None) -> AsyncGenerator[History, None]:
         """Show the answer. Only the growing messages are sent, because the whole history would be redrawn."""
-        if turn is not None and turn.has_refused and is_running(turn):
-            turn.has_refused = False
-            # Here, because Gradio shows notices only for events in its queue.
-            gr.Info("An answer is still being written. Stop it first.")
-        async with aclosing(self.watch_again(turn)) as updates:
-            async for growing in updates:
-                yield growing
-
-    async def watch_again(self, turn: Turn | None) -> AsyncGenerator[History, None]:
-        """As `watch`, for a chat that was opened while its answer is generated."""
         if turn is None or turn.is_watched or turn.is_shown:
             yield gr.skip()
             return
@@ -412,9 +400,8 @@ def open_composer(**more: Any) -> Any:
     return gr.update(submit_btn=True, stop_btn=False, **more)
 
 
-def _refuse(running: Turn, chatbot: Any = None) -> Begun:
+def _refuse(chatbot: Any = None) -> Begun:
     """Begin nothing, because another turn runs; `chatbot` restores what the page has already changed."""
-    running.has_refused = True
     return chatbot or gr.skip(), *(gr.skip() for _ in range(5))
 
 

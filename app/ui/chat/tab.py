@@ -357,7 +357,7 @@ class ChatTab(ChatRun):
 
     def _go_on(self, opening: Any) -> None:
         """Watch the answer of a chat that was opened while it is generated."""
-        self._finish(opening.then(self.watch_again, self.turn, self.growing, **QUIET))
+        self._finish(opening.then(self.watch, self.turn, self.growing, **QUIET))
 
     def _finish(self, watching: Any) -> None:
         # Not the turn, because another one may have begun meanwhile.
