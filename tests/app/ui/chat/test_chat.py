@@ -240,15 +240,6 @@ async def test_a_question_asked_before_the_page_has_the_end_of_an_answer_loses_n
     await play(tab, third)
 
 
-async def test_a_page_that_opens_may_watch_a_question_asked_meanwhile() -> None:
-    tab, _ = make_tab(step_s=SLOW_S)
-    turn = (await ask(tab))[4]
-    opening = tab.watch(turn)
-    await anext(opening)
-    assert [update async for update in tab.watch(turn)] == [gr.skip()]
-    await finish(tab, turn, opening)
-
-
 async def test_an_event_that_opens_the_chat_again_leaves_its_answer_on_the_page() -> None:
     """Another tab has written to the chat; the question of this one may not be in the browser yet."""
     tab, engine = make_tab(hold=asyncio.Event())
