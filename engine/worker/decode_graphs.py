@@ -28,7 +28,7 @@ from engine.model.attn_metadata import AttnMetadata
 from engine.worker.input_batch import ModelInput
 from kernels.ops import KVCache
 from kernels.states import StateSegments, StateTables
-from kernels.step_buffers import make_block_tables, make_slot_mapping
+from kernels.step_buffers import StepBuffers, make_block_tables, make_slot_mapping
 from kernels.triton_support import find_kernel_errors
 
 logger = logging.getLogger("troupe.worker")
@@ -64,15 +64,17 @@ class DecodeBuffers:
 
     def __init__(
         self, max_num_rows: int, max_num_tokens: int, max_model_len: int, block_size: int, num_groups: int,
-        device: torch.device, *, has_states: bool = False, tables: AdapterTables | None = None,
+        device: torch.device, *, max_query_len: int = 1, has_states: bool = False,
+        tables: AdapterTables | None = None,
     ) -> None:
+        self.max_query_len = max_query_len
         max_blocks = -(-max_model_len // block_size)
         self._input_ids = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
         self._positions = torch.zeros(max_num_tokens, dtype=torch.int64, device=device)
         self._slot_mapping = make_slot_mapping(num_groups, max_num_tokens, device).zero_()
         self._seq_lens = torch.ones(max_num_rows, dtype=torch.int32, device=device)
         self._block_tables = make_block_tables(num_groups, max_num_rows, max_blocks, device).zero_()
-        self._query_start_loc = torch.zeros(max_num_rows + 1, dtype=torch.int32, device=device)
+        self.query_start_loc = torch.zeros(max_num_rows + 1, dtype=torch.int32, device=device)
         self._states: StateTables | None = None
         if has_states:
             # Each token may begin a segment, and each row may end with one without tokens. A row that pads reads on.
@@ -85,41 +87,47 @@ class DecodeBuffers:
 
     def clear(self) -> None:
         """Make every row pad."""
-        self._clear_tokens(0)
-        self._query_start_loc.zero_()
+        for tensor in (self._input_ids, self._positions, self._slot_mapping):
+            tensor[..., : self._num_used].zero_()
+        self._num_used = 0
+        self.query_start_loc.zero_()
         if self._states is not None:
             self._states.bounds.zero_()
 
-    def fill(self, step: ModelInput) -> None:
-        """Copy a decode step into the first rows; what is behind it pads."""
-        metadata = step.attn_metadata
-        num_rows, num_tokens = len(metadata.query_lens_list), step.input_ids.shape[0]
-        targets = [self._input_ids, self._positions, *self._slot_mapping]
-        sources = [step.input_ids, step.positions, *metadata.slot_mapping]
-        torch._foreach_copy_([target[:num_tokens] for target in targets], sources)
-        self._seq_lens[:num_rows].copy_(metadata.seq_lens)
-        self._query_start_loc[:num_rows].copy_(metadata.query_start_loc[:num_rows])
-        self._query_start_loc[num_rows:].fill_(num_tokens)
+    def take(self, num_rows: int, longest: int, num_tokens: int, max_blocks: int) -> StepBuffers | None:
+        """See `StepPlace`."""
+        if longest > self.max_query_len or num_tokens > len(self._input_ids) or num_rows > len(self._seq_lens):
+            return None
+        end, self._num_used = max(num_tokens, self._num_used), num_tokens
         # Columns beyond the step's keep old ids: attention does not read a table beyond its row's length.
-        self._block_tables[:, :num_rows, : metadata.block_tables.shape[2]].copy_(metadata.block_tables)
-        self._clear_tokens(num_tokens)
+        tables = self._block_tables[:, :num_rows, :max_blocks]
+        slots, seq_lens = self._slot_mapping[:, :end], self._seq_lens[:num_rows]
+        return StepBuffers(self._input_ids[:end], self._positions[:end], slots, tables, seq_lens)
+
+    def fill(self, step: ModelInput) -> None:
+        """Copy what `take` has no memory for: adapters and states of the step, and positions that images shift."""
+        metadata = step.attn_metadata
+        if step.positions.data_ptr() != self._positions.data_ptr():
+            self._positions[: len(step.positions)].copy_(step.positions)
         if self._tables is not None and step.adapters is not None and step.adapters.numbers is not None:
             self._adapter_numbers.fill_(self._tables.max_loras)
             self._adapter_numbers.index_copy_(0, step.adapters.rows, step.adapters.numbers)
         if self._states is not None and metadata.states is not None:
+            num_rows = len(metadata.query_lens_list)
             tables, num_segments = metadata.states.find_tables(self._seq_lens.device), len(metadata.states.source)
             self._states.segments[:num_segments].copy_(tables.segments)
             self._states.bounds[:num_rows].copy_(tables.bounds[:num_rows])
             self._states.bounds[num_rows:].fill_(num_segments)
 
-    def view(self, recording: Recording, max_query_len: int) -> ModelInput:
+    def view(self, recording: Recording) -> ModelInput:
         """Return the first rows as a step; its lists are upper bounds, since a recording outlives any length."""
         num_tokens, max_context, num_rows, has_adapters = recording
         query_lens = [num_tokens // num_rows] * num_rows
         metadata = AttnMetadata(
             slot_mapping=self._slot_mapping[:, :num_tokens], block_tables=self._block_tables[:, :num_rows],
-            query_start_loc=self._query_start_loc[: num_rows + 1], seq_lens=self._seq_lens[:num_rows],
-            query_lens_list=query_lens, seq_lens_list=[max_context] * num_rows, max_query_len=max_query_len,
+            query_start_loc=self.query_start_loc[: num_rows + 1], seq_lens=self._seq_lens[:num_rows],
+            query_lens_list=query_lens, seq_lens_list=[max_context] * num_rows,
+            max_query_len=self.max_query_len if num_tokens > num_rows else 1,
             states=self._view_states(query_lens),
         )
         last = np.cumsum(query_lens) - 1
@@ -135,13 +143,6 @@ class DecodeBuffers:
         rows, counts = np.arange(len(query_lens)), np.array(query_lens)
         tables = StateTables(self._states.segments, self._states.bounds[: len(rows) + 1])
         return StateSegments(rows, rows, np.cumsum(counts) - counts, counts, rows + 1, tables=tables)
-
-    def _clear_tokens(self, start: int) -> None:
-        """Make the tokens from here to the last used one pad."""
-        if start < self._num_used:
-            for tensor in (self._input_ids, self._positions, self._slot_mapping):
-                tensor[..., start : self._num_used].zero_()
-        self._num_used = start
 
 
 class DecodeGraphs:
@@ -164,12 +165,11 @@ class DecodeGraphs:
         self._recorder = recorder
         keys, sizes = kv_caches[0][0], list_padded_sizes(max_num_seqs)
         num_groups, num_tokens = len(group_layers(model.kv_specs())), sizes[-1] * max(widths)
-        self._buffers = DecodeBuffers(
+        self.buffers = DecodeBuffers(
             sizes[-1], num_tokens, max_model_len, keys.shape[1], num_groups, keys.device,
-            has_states=len(kv_caches) > len(model.kv_specs()), tables=tables,
+            max_query_len=max(max_query_len, *widths), has_states=len(kv_caches) > len(model.kv_specs()), tables=tables,
         )
         self._widths = sorted(widths)
-        self._max_query_len = max(max_query_len, *widths)
         self._contexts = [*(each for each in SHORT_CONTEXTS if each < max_model_len), max_model_len]
         # The last is the next, large before small. The largest of each width compile all that is launched.
         self._to_record = [
@@ -207,9 +207,9 @@ class DecodeGraphs:
     def record_next(self) -> None:
         """Record one more size. A device that refuses keeps what it has; everything else stays eager."""
         recording = self._to_record.pop()
-        self._buffers.clear()
+        self.buffers.clear()
         width = recording.num_tokens // recording.num_rows
-        step = self._buffers.view(recording, self._max_query_len if width > 1 else 1)
+        step = self.buffers.view(recording)
 
         def run() -> None:
             self._hidden[: recording.num_tokens].copy_(self._run_model(step))
@@ -230,10 +230,12 @@ class DecodeGraphs:
 
     def __call__(self, step: ModelInput) -> Tensor:
         """Return the hidden states of the step [T, D], valid until the next step."""
-        recording = self._find(step.attn_metadata, step.adapters)
+        # Positions on several axes are those of a prompt with images.
+        is_decode = step.is_placed and step.positions.dim() == 1
+        recording = self._find(step.attn_metadata, step.adapters) if is_decode else None
         if recording is None:
             return self._run_model(step)
-        self._buffers.fill(step)
+        self.buffers.fill(step)
         self._replays[recording]()
         return self._hidden[: step.input_ids.shape[0]]
 
@@ -241,7 +243,7 @@ class DecodeGraphs:
         """Return the least recording that serves a step."""
         query_lens = metadata.query_lens_list
         longest, num_tokens, max_context = max(query_lens), sum(query_lens), max(metadata.seq_lens_list)
-        if longest > self._max_query_len or not (adapters is None or adapters.is_recordable):
+        if not (adapters is None or adapters.is_recordable):
             return None
         found: list[Recording] = []
         for (width, context, has_adapters), sizes in self._sizes.items():

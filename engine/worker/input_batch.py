@@ -9,7 +9,8 @@ that a step reads the tokens sampled by the previous one without a copy to the h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,6 +34,16 @@ class ModelInput:
     last_token_index: np.ndarray  # [R] int64, index of each run's last token among the T
     adapters: StepAdapters | None = None
     images: StepImages | None = None
+    is_placed: bool = False  # the tensors are those of recorded steps
+
+
+class StepPlace(Protocol):
+    """Memory that recorded steps read."""
+
+    query_start_loc: Tensor  # [max rows + 1] int32
+
+    def take(self, num_rows: int, longest: int, num_tokens: int, max_blocks: int) -> StepBuffers | None:
+        """Return the memory of a step's rows, and of its tokens and all that pad; None: no recording has room."""
 
 
 class InputBatch:
@@ -83,22 +94,36 @@ class InputBatch:
                 np.repeat(plan.rows, num_drafts), positions, upload(plan.draft_token_ids, self.device)
             )
 
-    def make_input(self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> ModelInput:
-        """Flatten the runs [start, start + count) of the rows into one input. All arrays are [R] int64."""
+    def make_input(
+        self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, place: StepPlace | None = None
+    ) -> ModelInput:
+        """Flatten the runs [start, start + count) of the rows into one input. All arrays are [R] int64.
+
+        Args:
+            place: takes the input if it can and the device makes it.
+        """
         ends = starts + counts
         bounds = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(counts, out=bounds[1:])
         max_blocks = -(-int(ends.max()) // self.block_size)
+        placed = None
         if self._device_tables is None:
             buffers, query_start_loc = self._assemble(rows, starts, counts, bounds, max_blocks)
         else:
-            buffers, query_start_loc = self._gather(rows, starts, bounds, max_blocks, self._device_tables)
+            if place is not None:
+                placed = place.take(len(rows), int(counts.max()), int(bounds[-1]), max_blocks)
+            start_loc = None if placed is None or place is None else place.query_start_loc
+            buffers, query_start_loc = self._gather(
+                rows, starts, bounds, placed or self._make_buffers(bounds, max_blocks), start_loc, self._device_tables
+            )
         metadata = AttnMetadata(
             slot_mapping=buffers.slot_mapping, block_tables=buffers.block_tables,
             query_start_loc=query_start_loc, seq_lens=buffers.seq_lens, query_lens_list=counts.tolist(),
             seq_lens_list=ends.tolist(),
         )
-        return ModelInput(buffers.input_ids, buffers.positions, metadata, bounds[1:] - 1)
+        return ModelInput(
+            buffers.input_ids, buffers.positions, metadata, bounds[1:] - 1, is_placed=placed is not None
+        )
 
     def append(self, rows: np.ndarray, positions: np.ndarray, token_ids: Tensor) -> None:
         """Write tokens [N] at their positions; -1 (nothing sampled) is written as 0."""
@@ -138,33 +163,46 @@ class InputBatch:
         return buffers, upload(bounds.astype(np.int32), self.device)
 
     def _gather(
-        self, rows: np.ndarray, starts: np.ndarray, bounds: np.ndarray, max_blocks: int, tables: Tensor
+        self, rows: np.ndarray, starts: np.ndarray, bounds: np.ndarray, buffers: StepBuffers,
+        place: Tensor | None, tables: Tensor,
     ) -> tuple[StepBuffers, Tensor]:
-        """Gather the step's inputs on the device. Returns buffers and query_start_loc."""
+        """Gather the step's inputs on the device. Returns the parts of the buffers that it uses, and query_start_loc.
+
+        Args:
+            place: of query_start_loc for more rows, which get no tokens; None: new memory for the step's rows.
+        """
         num_rows, num_tokens = len(rows), int(bounds[-1])
+        num_bounds = num_rows + 1 if place is None else len(place)
         # An even width aligns every row to 16 bytes; an unaligned pointer would compile another kernel.
-        width = num_rows + 2 - num_rows % 2
-        record = np.zeros((3, width), dtype=np.int64)
+        width = num_bounds + num_bounds % 2
+        record = np.full((3, width), num_tokens)
         record[0, :num_rows], record[1, :num_rows], record[2, : num_rows + 1] = rows, starts, bounds
         sent = upload(record, self.device)
-        query_start_loc = sent[2, : num_rows + 1].int()
+        start_loc = sent[2, :num_bounds].int() if place is None else place.copy_(sent[2, :num_bounds])
+        pool = self._token_pool.view(self.max_num_seqs, self._stride)
+        assert self._gather_inputs is not None, "without it there are no tables on the device"
+        self._gather_inputs(
+            pool, tables, sent[0, :num_rows], sent[1, :num_rows], start_loc[: num_rows + 1], self.block_size, buffers
+        )
+        used = replace(
+            buffers, input_ids=buffers.input_ids[:num_tokens], positions=buffers.positions[:num_tokens],
+            slot_mapping=buffers.slot_mapping[:, :num_tokens],
+        )
+        return used, start_loc[: num_rows + 1]
+
+    def _make_buffers(self, bounds: np.ndarray, max_blocks: int) -> StepBuffers:
+        num_rows, num_tokens = len(bounds) - 1, int(bounds[-1])
 
         def make(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=self.device)
 
-        buffers = StepBuffers(
+        return StepBuffers(
             input_ids=make(num_tokens),
             positions=make(num_tokens),
             slot_mapping=make_slot_mapping(self.num_groups, num_tokens, self.device),
             block_tables=make_block_tables(self.num_groups, num_rows, max_blocks, self.device),
             seq_lens=make(num_rows, dtype=torch.int32),
         )
-        pool = self._token_pool.view(self.max_num_seqs, self._stride)
-        assert self._gather_inputs is not None, "without it there are no tables on the device"
-        self._gather_inputs(
-            pool, tables, sent[0, :num_rows], sent[1, :num_rows], query_start_loc, self.block_size, buffers
-        )
-        return buffers, query_start_loc
 
     def _update_tables(self, rows: list[int]) -> None:
         """Copy the tables of changed rows to the device, with their row numbers, in one transfer."""

@@ -28,7 +28,7 @@ from engine.model import Model
 from engine.model.adapters import StepAdapters
 from engine.parallel.leader import LeaderDecoder, StagedHidden
 from engine.spec.device.drafter import Drafter
-from engine.worker.input_batch import InputBatch, ModelInput
+from engine.worker.input_batch import InputBatch, ModelInput, StepPlace
 from engine.worker.launched_step import LaunchedStep, ParkedRows, RowPart, StartedStep
 from engine.worker.pooler import Pooler
 from engine.worker.sampling.drafts import SampleRuns, sample_runs
@@ -49,6 +49,7 @@ class ModelRunner:
         link: copies results back from the device; None: they are there at once, or after a wait (MPS).
         drafter: proposes drafts after a step; it has been started on this batch.
         states: that of them which keeps states; None: the model has none.
+        place: of the inputs of steps that `forward` has recorded.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ModelRunner:
         drafter: Drafter | None = None,
         parts: Sequence[RowPart] = (),
         states: StateSlots | None = None,
+        place: StepPlace | None = None,
     ) -> None:
         self.model = model
         self.kv_caches = kv_caches
@@ -75,6 +77,7 @@ class ModelRunner:
         self._drafter = drafter
         self._parts = parts
         self._states = states
+        self._place = place
         # Rank 0 of a pipeline; None: the model computes whole steps.
         self._pipeline = model if isinstance(model, LeaderDecoder) and model.has_stages else None
         self._staged: dict[int, StagedHidden] = {}  # by step, until they are sampled
@@ -157,7 +160,7 @@ class ModelRunner:
         if not len(live):
             return launched
         rows, starts, counts = plan.rows[live], plan.starts[live], plan.num_scheduled_tokens[live]
-        model_input = self.batch.make_input(rows, starts, counts)
+        model_input = self.batch.make_input(rows, starts, counts, self._place)
         started = StartedStep(plan, live, rows, starts, counts, model_input, launched)
         for part in self._parts:
             part.mark(started)

@@ -194,7 +194,7 @@ class Worker:
             parts.append(EncoderRows(self.device))
         self._runner = ModelRunner(
             self.model, [*self.kv_caches, *self._state_caches], batch, state, self._eos_token_ids, self._link,
-            self._graphs, drafter, parts, states,
+            self._graphs, drafter, parts, states, None if self._graphs is None else self._graphs.buffers,
         )
         self.model.before_layers, self._runner.take_masks = self.before_layers, self.take_masks
         if drafter is not None:

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.step_buffers import StepBuffers
-from kernels.triton.launch import FUSED, check_contiguous, check_shape
+from kernels.triton.launch import FUSED, check_contiguous, check_rows, check_shape
 
 BLOCK = 128
 
@@ -62,7 +62,7 @@ def gather_tokens_kernel(
         tl.store(slots_ptr + group * slot_stride + token, slot, mask=mask)
 
 
-@triton.jit(do_not_specialize=["width", "out_stride"])
+@triton.jit(do_not_specialize=["width", "out_stride", "row_stride"])
 def gather_tables_kernel(
     out_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
@@ -73,6 +73,7 @@ def gather_tables_kernel(
     group_stride: tl.tensor,
     table_stride: tl.tensor,
     out_stride: tl.tensor,
+    row_stride: tl.tensor,
     width: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -82,7 +83,7 @@ def gather_tables_kernel(
     mask = column < width
     is_known = column < tl.where(row >= 0, width, 0)
     blocks = tl.load(tables_ptr + group * group_stride + row * table_stride + column, mask=is_known, other=0)
-    tl.store(out_ptr + group * out_stride + request * width + column, blocks, mask=mask)
+    tl.store(out_ptr + group * out_stride + request * row_stride + column, blocks, mask=mask)
     start = tl.load(starts_ptr + request)
     query_len = tl.load(query_start_ptr + request + 1) - tl.load(query_start_ptr + request)
     tl.store(seq_lens_ptr + request, tl.where(row >= 0, start + query_len, 1).to(tl.int32))
@@ -102,9 +103,9 @@ def gather_inputs(
     num_groups, width = block_tables.shape[0], out.block_tables.shape[2]
     for name in ("input_ids", "positions", "seq_lens"):
         check_contiguous(name, getattr(out, name))
-    # Between groups there may be a gap.
+    # Between groups there may be a gap, and between tables.
     check_contiguous("slot_mapping[0]", out.slot_mapping[0])
-    check_contiguous("block_tables[0]", out.block_tables[0])
+    check_rows("block_tables[0]", out.block_tables[0])
     check_shape("positions", out.positions, (num_tokens,))
     check_shape("slot_mapping", out.slot_mapping, (num_groups, num_tokens))
     check_shape("block_tables", out.block_tables, (num_groups, num_requests, width))
@@ -145,6 +146,7 @@ def gather_inputs(
             block_tables.stride(0),
             block_tables.stride(1),
             out.block_tables.stride(0),
+            out.block_tables.stride(1),
             width,
             BLOCK=BLOCK,
             num_warps=4,

@@ -28,6 +28,8 @@ from kernels.triton.self_check_cases import (
 from kernels.triton_support import find_kernel_errors
 
 logger = logging.getLogger("troupe.kernels")
+# Checks whose kernels a recorded step needs.
+RECORDED = (ATTENTION, EXPERTS, ("run_conv",), ("scan_states",), ("gather_inputs",))
 # Largest allowed error of a result, times its magnitude above 1: a few roundings of the dtype. Wrong kernels err by 1.
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 # Errors that building or launching a kernel can raise; Triton's language and options change between versions.
@@ -54,8 +56,8 @@ def check_ops(
         why = f"differs by {error:.3g}" if isinstance(error, float) else f"{type(error).__name__}: {error}"
         logger.error("the Triton kernel of %s is replaced by torch's op: it %s", names[0], why)
         changes: dict[str, Any] = {name: getattr(plain, name) for name in names}
-        # Torch's attention and experts need lengths on the host, which a recorded step does not have.
-        is_safe = ops.is_graph_safe and names not in (ATTENTION, EXPERTS, ("run_conv",), ("scan_states",))
+        # Torch's ops in their place need lengths on the host, which a recorded step does not have.
+        is_safe = ops.is_graph_safe and names not in RECORDED
         ops = replace(ops, **changes, is_graph_safe=is_safe, replaced=(*ops.replaced, names[0]))
     return ops
 

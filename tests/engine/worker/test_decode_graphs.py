@@ -22,7 +22,6 @@ from engine.kv_cache_spec import group_layers
 from engine.lora.loader import Adapter
 from engine.model import DecoderModel, load_model
 from engine.model.adapters import AdapterTables
-from engine.model.attn_metadata import AttnMetadata
 from engine.sampling_params import SamplingParams
 from engine.worker.adapter_rows import AdapterRows
 from engine.worker.decode_graphs import DecodeBuffers, DecodeGraphs, Recording, list_padded_sizes
@@ -37,6 +36,7 @@ from kernels.torch.attention import paged_attention
 from kernels.torch.states import run_conv, scan_states
 from tests.engine.model.drive import VOCAB_SIZE, make_adapter, make_prompt, make_transformers_model, save
 from tests.engine.worker.plans import make_new_row, make_plan
+from tests.kernels.reference import gather_inputs
 
 CPU = torch.device("cpu")
 MAX_ROWS, MAX_LEN, BLOCK = 10, 96, 8
@@ -146,10 +146,13 @@ class Rows:
         self.graphs = DecodeGraphs(
             model, caches, MAX_ROWS, MAX_LEN, recorder or FakeRecorder(), widths, tables=tables
         )
-        batch = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, CPU, self.num_groups)
+        batch = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, CPU, self.num_groups, gather_inputs)
         state = SamplingState(MAX_ROWS, VOCAB_SIZE, CPU)
         self.is_recorded = recorder is not None
-        self.runner = ModelRunner(model, caches, batch, state, (0,), forward=self._forward, parts=parts)
+        place = None if recorder is None else self.graphs.buffers
+        self.runner = ModelRunner(
+            model, caches, batch, state, (0,), forward=self._forward, parts=parts, place=place
+        )
         self.ends: dict[int, int] = {}
         self.tokens: list[list[int]] = []  # of each step
         self.texts: dict[int, list[int]] = defaultdict(list)  # of each row, behind its first token
@@ -409,40 +412,44 @@ def test_a_device_that_refuses_to_record_keeps_what_it_has(
     assert play(rows, 10) == play(Rows(model), 10)
 
 
-def fill(buffers: DecodeBuffers, counts: list[int], num_blocks: int) -> None:
-    """A step whose every number is not that of a token that pads; its rows have so many tokens."""
-    numbers, rows = torch.arange(5, 5 + sum(counts)), torch.arange(5, 5 + len(counts)).int()
-    metadata = AttnMetadata(
-        slot_mapping=numbers[None] * 8, block_tables=rows.unsqueeze(1).expand(1, -1, num_blocks),
-        query_start_loc=torch.tensor([0, *counts]).cumsum(0).int(), seq_lens=rows,
-        query_lens_list=counts, seq_lens_list=rows.tolist(),
-    )
-    buffers.fill(ModelInput(numbers, numbers, metadata, np.cumsum(counts) - 1))
+def fill(buffers: DecodeBuffers, counts: list[int]) -> ModelInput:
+    """Make the input of a step whose rows have so many tokens, behind 5 others."""
+    batch = InputBatch(MAX_ROWS, MAX_LEN, BLOCK, CPU, gather=gather_inputs)
+    rows, starts = np.arange(len(counts)), np.full(len(counts), 5)
+    batch.apply(make_plan(new=[make_new_row(row, range(90), range(1 + 2 * row, 3 + 2 * row)) for row in rows.tolist()]))
+    step = batch.make_input(rows, starts, np.array(counts), buffers)
+    assert step.is_placed
+    return step
 
 
 def read(buffers: DecodeBuffers, num_rows: int, num_tokens: int) -> list[list[int]]:
-    """Return ids, positions, slots and bounds."""
-    step = buffers.view(Recording(num_tokens, MAX_LEN, num_rows), 3)
+    """Return ids, slots and bounds."""
+    step = buffers.view(Recording(num_tokens, MAX_LEN, num_rows))
     metadata = step.attn_metadata
-    tensors: list[Tensor] = [step.input_ids, step.positions, metadata.slot_mapping[0], metadata.query_start_loc]
-    return [each.tolist() for each in tensors]
+    assert torch.equal(step.input_ids, step.positions)
+    return [each.tolist() for each in (step.input_ids, metadata.slot_mapping[0], metadata.query_start_loc)]
 
 
 def test_tokens_of_a_larger_step_before_pad_again() -> None:
     buffers = DecodeBuffers(8, 8, MAX_LEN, BLOCK, 1, CPU)
-    fill(buffers, [1] * 6, num_blocks=3)
-    fill(buffers, [1] * 2, num_blocks=1)
+    fill(buffers, [1] * 6)
+    fill(buffers, [1] * 2)
     pads = [0] * 6
-    assert read(buffers, 8, 8) == [[5, 6, *pads], [5, 6, *pads], [40, 48, *pads], [0, 1, *[2] * 7]]
-    assert buffers.view(Recording(8, MAX_LEN, 8), 1).attn_metadata.block_tables[0, :2, 0].tolist() == [5, 6]
+    assert read(buffers, 8, 8) == [[5, 5, *pads], [13, 29, *pads], [0, 1, *[2] * 7]]
     buffers.clear()
-    assert read(buffers, 8, 8) == [[0] * 8, [0] * 8, [0] * 8, [0] * 9]
+    assert read(buffers, 8, 8) == [[0] * 8, [0] * 8, [0] * 9]
 
 
 def test_rows_of_different_lengths_lie_one_after_the_other() -> None:
-    buffers = DecodeBuffers(4, 12, MAX_LEN, BLOCK, 1, CPU)
-    fill(buffers, [3, 3, 3], num_blocks=3)
-    fill(buffers, [1, 3], num_blocks=1)
-    tokens, pads = [5, 6, 7, 8], [0] * 4
-    expected = [[*tokens, *pads], [*tokens, *pads], [40, 48, 56, 64, *pads], [0, 1, 4, 4, 4]]
-    assert read(buffers, 4, 8) == expected
+    buffers = DecodeBuffers(4, 12, MAX_LEN, BLOCK, 1, CPU, max_query_len=3)
+    fill(buffers, [3, 3, 3])
+    fill(buffers, [1, 3])
+    pads = [0] * 4
+    assert read(buffers, 4, 8) == [[5, 5, 6, 7, *pads], [13, 29, 30, 31, *pads], [0, 1, 4, 4, 4]]
+
+
+def test_positions_that_images_shift_reach_the_recording() -> None:
+    buffers = DecodeBuffers(4, 4, MAX_LEN, BLOCK, 1, CPU)
+    step = fill(buffers, [1, 1])
+    buffers.fill(replace(step, positions=step.positions + torch.tensor([7, 0])))
+    assert buffers.view(Recording(4, MAX_LEN, 4)).positions.tolist() == [12, 5, 0, 0]

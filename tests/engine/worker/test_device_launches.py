@@ -185,7 +185,7 @@ def make_machine(kind: str, folder: Path) -> Machine:
         parts.append(AdapterRows(store, model, META, tables))
     link = MetaLink()
     runner = ModelRunner(
-        model, all_caches, batch, state, (0,), link, graphs, None, parts, states
+        model, all_caches, batch, state, (0,), link, graphs, None, parts, states, graphs.buffers
     )
     return Machine(runner, graphs, link, kind)
 

@@ -193,7 +193,7 @@ DRAW = {
 STEP = {
     "input_ids_ptr": "*i64", "positions_ptr": "*i64", "slots_ptr": "*i64", "pool_ptr": "*i32", "tables_ptr": "*i32",
     "rows_ptr": "*i64", "starts_ptr": "*i64", "query_start_ptr": "*i32", "pool_stride": "i32", "table_stride": "i32",
-    "group_stride": "i32", "slot_stride": "i32", "out_stride": "i32",
+    "group_stride": "i32", "slot_stride": "i32", "out_stride": "i32", "row_stride": "i32",
     "num_tokens": "i32", "num_requests": "i32", "out_ptr": "*i32", "seq_lens_ptr": "*i32", "width": "i32",
 }  # fmt: skip
 ROPE = {
