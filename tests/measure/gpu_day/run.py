@@ -29,7 +29,7 @@ from app.bench.settings import describe_machine
 from app.bench.workload import add_number
 from app.config import UsageError
 
-KERNELS, ENGINE = "kernels.triton.bench", "tests.measure.gpu_day.parts"
+KERNELS, ENGINE = "tests.measure.gpu_day.kernels", "tests.measure.gpu_day.parts"
 ERROR_CHARS = 2000
 
 

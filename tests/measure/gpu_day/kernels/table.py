@@ -13,14 +13,14 @@ from torch import Tensor
 from kernels.torch.elementwise import FP8
 from kernels.triton.add_rms_norm import add_rms_norm
 from kernels.triton.attention_plan import AttentionPlan
-from kernels.triton.bench.batches import AttentionBatch, make_attention
-from kernels.triton.bench.timing import Bench
 from kernels.triton.norm_rope_store import norm_rope_store
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.sampling import draw_filtered, draw_full, draw_greedy
 from kernels.triton.silu_mul import silu_mul
 from kernels.triton.token_bitmask import apply_bitmask
+from tests.measure.gpu_day.kernels.batches import AttentionBatch, make_attention
+from tests.measure.gpu_day.kernels.timing import Bench
 
 
 @dataclass(frozen=True, slots=True)

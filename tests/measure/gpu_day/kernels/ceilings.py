@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernels.triton.bench.timing import Bench
+from tests.measure.gpu_day.kernels.timing import Bench
 
 
 def measure_ceilings(bench: Bench) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.triton.attention_plan import AttentionPlan
-from kernels.triton.bench.timing import Bench
+from tests.measure.gpu_day.kernels.timing import Bench
 
 BLOCK_SIZE = 16
 

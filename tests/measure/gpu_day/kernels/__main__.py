@@ -1,4 +1,4 @@
-"""One part of the kernel benchmarks, run by itself: `python -m kernels.triton.bench table --json FILE`."""
+"""One part of the kernel benchmarks, run by itself: `python -m tests.measure.gpu_day.kernels table --json FILE`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from kernels.triton.bench.ceilings import measure_ceilings
-from kernels.triton.bench.checks import check_kernels
-from kernels.triton.bench.table import measure_table
-from kernels.triton.bench.timing import Bench
+from tests.measure.gpu_day.kernels.ceilings import measure_ceilings
+from tests.measure.gpu_day.kernels.checks import check_kernels
+from tests.measure.gpu_day.kernels.table import measure_table
+from tests.measure.gpu_day.kernels.timing import Bench
 
 
 def run_part(part: str, bench: Bench) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import torch
 
 from kernels.torch.elementwise import FP8
 from kernels.triton import make_ops
-from kernels.triton.bench.timing import Bench
 from kernels.triton.self_check import TOLERANCE, run_checks
+from tests.measure.gpu_day.kernels.timing import Bench
 
 DTYPES = [(dtype, dtype) for dtype in TOLERANCE] + [(torch.bfloat16, FP8)]
 # Number of heads, of key heads, and the size of a head: Qwen3-0.6B, Qwen3.5, Gemma 3 1B.
