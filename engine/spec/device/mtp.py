@@ -18,10 +18,13 @@ from engine.errors import ConfigError
 from engine.model import Model, ModelConfig
 from engine.model.checkpoint import list_tensor_names, resolve_weights, weight_files
 from engine.model.decoder import DecoderModel
+from engine.model.decoder_layer import DecoderLayer
 from engine.model.formats.gguf_file import is_gguf
+from engine.model.layer_spec import LayerSpec
 from engine.model.linear import make_parameter
 from engine.model.loader import load_part
 from engine.model.moe import repack_modules
+from engine.model.sharding import ONE_RANK
 from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, add_prefix
 from engine.spec.device.eagle import Eagle
 from engine.spec.device.eagle_net import EagleNet, EagleShape
@@ -36,9 +39,8 @@ class MtpNet(EagleNet):
     def __init__(self, target: DecoderModel, ops: Ops, device: torch.device) -> None:
         config = target.config
         size, dtype = config.hidden_size, target.dtype
-        layer = next(spec for spec in reversed(config.layer_specs) if spec.state is None)
         shape = EagleShape(
-            layer, is_eagle3=False, target_hidden_size=size, has_input_norm=True, norm_output=True
+            _find_spec(config), is_eagle3=False, target_hidden_size=size, has_input_norm=True, norm_output=True
         )
         super().__init__(shape, None, ops, dtype, device)
         self.config = config
@@ -66,6 +68,11 @@ class MtpNet(EagleNet):
         self.ops = ops
 
 
+def _find_spec(config: ModelConfig) -> LayerSpec:
+    """Return the shape of the layer: that of the last one with attention."""
+    return next(spec for spec in reversed(config.layer_specs) if spec.state is None)
+
+
 def list_names(config: ModelConfig) -> list[str]:
     """Return the names of the decoder layer, the projection, and the norms of embedding, hidden state and output."""
     layer, prefix = f"{config.mtp_prefix}layers.0", config.mtp_prefix
@@ -77,17 +84,23 @@ def list_names(config: ModelConfig) -> list[str]:
 
 
 def choose_mtp(config: EngineConfig, model_config: ModelConfig, device: str) -> EngineConfig:
-    """Return a config that drafts with the checkpoint's own layers, if there are some and it says nothing else.
+    """Return a config that drafts with the checkpoint's own layer, if it is whole and the config says nothing else.
 
     Not on CUDA, where a step of several tokens rounds differently and might change a text.
     """
     is_open = config.speculative_config is None and config.num_ranks == 1 and config.load_format == "auto"
-    if not is_open or not model_config.num_mtp_layers or device != "cpu" or is_gguf(config.model):
+    is_plain = model_config.weight_format is None and not is_gguf(config.model)
+    if not is_open or not is_plain or not model_config.num_mtp_layers or device != "cpu":
         return config
+    layer, *others = list_names(model_config)
+    made = DecoderLayer(_find_spec(model_config), 0, 0, 0, torch.float32, torch.device("meta"), ONE_RANK)
+    targets = add_prefix(layer, made.weight_targets())
+    targets |= dict.fromkeys((f"{name}.weight" for name in others), next(iter(targets.values())))
+    wanted = WeightTargets(targets, {}, ()).rename(model_config.weight_prefix, model_config.weight_renames)
     names = list_tensor_names(weight_files(resolve_weights(config.model)))
-    # The config may name layers that were left out, as transformers does when it saves a model.
-    norm = f"{list_names(model_config)[-1]}.weight"
-    return replace(config, speculative_config=MTP) if any(name.endswith(norm) for name in names) else config
+    # The config may name a layer that was left out, as transformers does when it saves a model.
+    stored = {part for name in names for part in wanted.list_parts(name) or [name]}
+    return replace(config, speculative_config=MTP) if wanted.targets.keys() <= stored else config
 
 
 def load_mtp(path_or_name: str, target: Model, ops: Ops, *, is_greedy: bool, device: torch.device) -> Eagle:
