@@ -41,7 +41,7 @@ FORCED = "forced"
 MAX_QUESTIONS = 64  # to the grammar thread before one step; each takes about 8 us
 STEPS_PER_NOTE = 4  # one of so many steps without drafts is taken as a measurement, which costs 10 us
 MIN_PROMISE = 3  # drafts that make waiting worthwhile; the token in flight uses up the first
-LOOK_TOKENS = 2  # of a request that does not draft, between two looks for drafts on the host
+LOOK_TOKENS = 4  # of a request that does not draft, between two looks for drafts on the host
 NUM_TAIL_TOKENS = 4  # output tokens before a forced text, which decide how it is split into tokens
 # Acceptance that is assumed before the first draft of a source.
 FIRST_RATES = {FORCED: 0.95, "prediction": 0.85}
