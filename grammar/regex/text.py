@@ -80,6 +80,26 @@ def remove_assertions(pattern: str) -> str:
     return "".join(kept)
 
 
+_LOOK_AHEAD = re.compile(r"\(\?([=!])((?:[^()\[\\]|\\.|\[\^?\]?(?:[^\]\\]|\\.)*+\])*+)\)(?![*+?{])")
+_ONE_CHARACTER = re.compile(r"\[(?!\^)((?:[^\]\\]|\\.)++)\]|([\w ,:;/<>@#%&=\"'~`!]|\\[dws])")
+
+
+def list_look_aheads(pattern: str) -> list[str]:
+    """Return patterns for the look-aheads behind the `^` of a pattern without alternatives: every match has them all.
+
+    Negative ones are used if they exclude one character.
+    """
+    found: list[str] = []
+    end = 1 if pattern.startswith("^") and "|" not in pattern else len(pattern)
+    while ahead := _LOOK_AHEAD.match(pattern, end):
+        end = ahead.end()
+        if ahead[1] == "=":
+            found.append(f"^(?:{ahead[2]})")
+        elif one := _ONE_CHARACTER.fullmatch(ahead[2]):
+            found.append(rf"^(?:[^{one[1] or one[2]}][\s\S]*)?$")
+    return found
+
+
 Matches = Callable[[str], bool | None]
 # These mean more to the grammar engines than to this one, once a text leaves ASCII.
 _SHORTHAND = re.compile(r"\\[dDwWsSbBpP]|\(\?[A-Za-z]*i")

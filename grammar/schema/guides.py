@@ -4,23 +4,29 @@ A guide holds for every valid instance, so adding it to a weakened schema exclud
 places where the check allows no continuation. It may be weaker than the keyword, because the check remains.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterable
+from itertools import combinations
 from typing import Any
 
 from ..errors import InvalidGrammar
-from ..regex.text import remove_assertions
+from ..regex.text import list_look_aheads, remove_assertions
 from ..validator import SchemaValidator
 from .dialect import DRAFT_2020
 from .emit import write_for_validator
 from .keywords import TYPES_OF_KEYWORD
-from .node import Node, Schema, find_member, list_properties
-from .rules import TYPES, list_types, types_of
+from .node import Node, Schema, find_member, iterate_nodes, list_properties
+from .rules import list_types, types_of
 
 MAX_NUM_GUIDES = 4
 MAX_NUM_VALUES = 64  # that a schema lists
 MAX_NUM_BRANCHES = 3  # of a `oneOf` whose branches exclude each other
+MAX_NUM_CHOICES = 20  # combinations that a guide lists
+MAX_NUM_REPEATED = 4096  # characters of JSON in the copies of one `contains`
+MAX_NUM_TRIED = 1024  # integers that are validated one by one, in about 1 ms
+MAX_EXACT = 2**53  # up to which doubles are exact
 # Bound -> the bound that holds for exactly the numbers that violate it.
 _OPPOSITES = {
     "minimum": "exclusiveMaximum", "maximum": "exclusiveMinimum", "exclusiveMinimum": "maximum",
@@ -39,21 +45,23 @@ def find_guides(node: Node, keyword: str) -> list[Node]:
             is_known = is_listed(node, {*(demand if isinstance(demand, list) else ())})
             found.append(guide_condition(node, make(required=[name]), then, True) if is_known else None)
     elif keyword == "not":
-        found = [negate(value, node)]
+        found = [guide_integers(node), negate(value, node)]
     elif keyword == "oneOf":
-        found = [guide_one_of(node, value)]
+        found = [guide_integers(node) or guide_one_of(node, value)]
     elif keyword == "if":
         then, other = node.get("then", True), node.get("else", True)
-        found = [guide_condition(node, value, then, other)]
+        found = [guide_integers(node) or guide_condition(node, value, then, other)]
     elif keyword == "pattern":
-        pattern = remove_assertions(value)
-        found = [make(pattern=pattern)] if pattern != value else []
+        patterns = map(remove_assertions, [value, *list_look_aheads(value)])
+        found = [make(pattern=pattern) for pattern in patterns if pattern != value]
     elif keyword == "uniqueItems":
         found = [guide_distinct(node)]
     elif keyword == "propertyNames":
         found = [guide_names(node, value)]
     elif keyword == "contains":
-        found = [guide_contains(node)]
+        found = [guide_contains(node, value)]
+    elif keyword in ("minProperties", "maxProperties"):
+        found = [guide_number(node, keyword)]
     guides = (make(allOf=[False]) if guide is False else guide for guide in found)
     return [guide for guide in guides if isinstance(guide, Node)][:MAX_NUM_GUIDES]
 
@@ -194,12 +202,59 @@ def guide_names(node: Node, names: Schema) -> Guide:
     return guide
 
 
-def guide_contains(node: Node) -> Guide:
-    """Demand as many items as have to match `contains`."""
-    least = node.get("minContains", 1)
-    if node.get("maxItems", least) < least:
-        return make(type=[name for name in TYPES if name != "array"])
-    return make(minItems=least) if least else None
+def guide_contains(node: Node, wanted: Schema) -> Guide:
+    """Demand as many items as have to match `contains`; list their places where there are few."""
+    least, most = node.get("minContains", 1), node.get("maxItems", math.inf)
+    if most < least or not least:
+        return negate_types({"array"}, make()) if least else None
+    # Combinations are counted before they are listed, which would hold the GIL.
+    num_choices = math.comb(most, least) if most <= MAX_NUM_CHOICES else math.inf
+    if num_choices > MAX_NUM_CHOICES or (
+        num_choices * least * len(json.dumps(write_for_validator(wanted))) > MAX_NUM_REPEATED
+    ):
+        return make(minItems=least)
+    chosen = combinations(range(most), least)
+    ways = [[wanted if place in choice else True for place in range(choice[-1] + 1)] for choice in chosen]
+    return unite([make(prefixItems=way, minItems=len(way)) for way in ways])
+
+
+def guide_number(node: Node, keyword: str) -> Guide:
+    """List which properties of a closed object are present (minProperties) or absent (maxProperties)."""
+    names, number = list_properties(node), node.keywords[keyword]
+    if keyword == "maxProperties" and number == 0:
+        return make(properties=dict.fromkeys(names, False), additionalProperties=False)
+    # One more than there are is as impossible as a billion, for which `combinations` takes gigabytes.
+    size = min(number, len(names) + 1) if keyword == "minProperties" else max(len(names) - number, 0)
+    is_open = node.get("additionalProperties") is not False or node.get("patternProperties")
+    if is_open or len(names) > MAX_NUM_CHOICES or math.comb(len(names), size) > MAX_NUM_CHOICES:
+        return None
+    chosen = [list(choice) for choice in combinations(names, size)]
+    if keyword == "minProperties":
+        return unite([negate_types({"object"}, node), *(make(required=choice) for choice in chosen)])
+    return unite([make(properties=dict.fromkeys(choice, False)) for choice in chosen])
+
+
+def guide_integers(node: Node) -> Guide:
+    """List the valid integers between the bounds of a schema, beside its one bound, or around 0."""
+    types = set[str]().union(*map(list_types, [node] if "type" in node.keywords else node.get("oneOf", ())))
+    low, high = node.get("minimum"), node.get("maximum")
+    if (
+        {"integer", "number"} & types != {"integer"}
+        or max(abs(low or 0), abs(high or 0)) > MAX_EXACT
+        or any("$ref" in each.keywords for each in iterate_nodes([node]))
+    ):
+        return None
+    # Without a bound a model can always add digits, so values beyond these need no check.
+    first = math.ceil(low) if low is not None else math.floor(high or 0) - MAX_NUM_VALUES
+    last = math.floor(high) if high is not None else first + 2 * MAX_NUM_VALUES
+    validator = make_validator(node) if last - first < MAX_NUM_TRIED else None
+    values = [value for value in range(first, last + 1) if validator is not None and validator.is_valid(value)]
+    if validator is None or len(values) > 2 * MAX_NUM_VALUES:
+        return None
+    below = low is None and make(type="integer", maximum=first - 1)
+    above = high is None and make(type="integer", minimum=last + 1)
+    others = negate_types({"integer"}, make(type=sorted(types)))
+    return unite([make(enum=values) if values else False, below, above, others])
 
 
 def guide_distinct(node: Node) -> Guide:

@@ -91,6 +91,9 @@ BOUNDED = {
     "100,000 characters": lambda: string(minLength=100_000, maxLength=100_000),
     "a billion items": lambda: json_schema({"type": "array", "minItems": 10**9}),
     "a million properties": lambda: json_schema({"minProperties": 10**6}),
+    "a billion of one property": lambda: json_schema(
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": False, "minProperties": 10**9}
+    ),
     "a number of 400 digits": lambda: json_schema({"minimum": 10**400}),
     "8,000 references": lambda: numbered(8_000, "properties", "{}", lambda i: {"$ref": "#"}),
     "an ambiguous grammar": lambda: GrammarSpec.lark('start: e\ne: e e | "a" | e "a"'),

@@ -98,7 +98,10 @@ def test_what_is_accepted_is_what_is_valid(byte_compiler, schema, whitespace):
         (number_parts({"oneOf": [{"type": "integer"}, {"minimum": 3}]}), '{"q20": 5}', "}"),
         (number_parts({"oneOf": [{"type": "integer"}, {"minimum": 3}]}), '{"q20": 1}', ""),
         (number_parts({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}), '{"q20": {}}', "}}"),
-        ({"type": "array", "contains": {"const": "b"}, "minContains": 2, "maxItems": 3}, '["b", 1, 2]', "]"),
+        # The last place is kept for what has to be there.
+        ({"type": "array", "items": {"type": ["null", "boolean"]}, "contains": {"type": "null"}, "maxItems": 2},
+         "[true, t", "t"),
+        ({"type": "array", "contains": {"const": "b"}, "minContains": 2, "maxItems": 3}, '["b", 1, 2', "2"),
         ({**CLOSED, "properties": {"a": {}, "b": {}}, "maxProperties": 1}, '{"a": 1, ', ", "),
         ({"type": "object", "propertyNames": {"enum": ["a", "b"]}}, '{"c', "c"),
     ],
@@ -122,6 +125,7 @@ def test_a_number_at_the_end_of_the_text_is_checked_at_eos(byte_compiler):
     "schema, reason",
     [
         ({"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "uniqueItems": True}, "minItems"),
+        ({"type": "array", "items": {"type": "null"}, "contains": {"type": "string"}, "maxItems": 2}, ""),
         ({"type": "array", "contains": {"const": 1}, "minContains": 3, "maxItems": 2, "uniqueItems": True}, ""),
         ({"type": "object", "propertyNames": {"pattern": "^a"}, "required": ["a", "b"]}, ""),
         ({"type": "object", "propertyNames": {"type": "number"}, "minProperties": 1}, ""),
