@@ -240,7 +240,7 @@ CASES: dict[Names, Callable[[Ops, Tensors], list[Tensor]]] = {
     ("choose_experts",): _routing,
     EXPERTS: _experts,
     LINEAR: _linear,
-    ("add_lora", "pack_lora"): _lora,
+    ("add_lora", "pack_lora", "lora_tables"): _lora,
     ("run_conv",): _conv,
     ("scan_states",): _scan,
     ("draw_greedy",): _greedy,

@@ -41,7 +41,7 @@ def test_it_lists_the_families(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert "Qwen3ForCausalLM" in out and "qwen3" in out
     runs = dict(line.split(maxsplit=1) for line in out.splitlines() if line.endswith(("images", "text only")))
-    assert runs["qwen2_5_vl"] == "text and images" and runs["gemma3"] == "text only"
+    assert runs["qwen2_5_vl"] == "text and images" and runs["qwen3_5"] == "text only"
     assert "Other decoder-only models run on the code of transformers" in out
 
 

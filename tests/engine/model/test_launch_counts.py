@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from engine.device.kv_cache import allocate_kv_cache
 from engine.lora.loader import Adapter
 from engine.model import DecoderModel, ModelConfig
-from engine.model.adapters import StepAdapters, join_segments
+from engine.model.adapters import AdapterTables, StepAdapters, join_segments
 from engine.model.attn_metadata import AttnMetadata
 from engine.model.linear import Linear
 from engine.worker.state_slots import allocate_states, cut_runs
@@ -85,11 +85,9 @@ def count(
     )
     adapters = add_adapter(model) if has_adapter else None
     ids = torch.zeros(2, dtype=torch.int64, device=META)
-    with torch.no_grad():
-        model.forward(ids, ids, caches, metadata, adapters)  # uploads the tables of these adapters
-        launched.clear()
-        with Counts() as counts:
-            model.forward(ids, ids, caches, metadata, adapters)
+    launched.clear()
+    with torch.no_grad(), Counts() as counts:
+        model.forward(ids, ids, caches, metadata, adapters)
     return launched + counts.launches
 
 
@@ -101,7 +99,8 @@ def add_adapter(model: DecoderModel) -> StepAdapters | None:
             part = LoraPart(0, 0, torch.zeros(linear.out_features, 8), 1.0)
             matrix = LoraMatrix(torch.zeros(8, linear.in_features), (part,), linear.out_features)
             adapter.matrices[linear] = matrix
-    return join_segments(model.ops, [adapter.bind(model)], [np.arange(2)], META)
+    tables = AdapterTables(model.ops, model.matrix_parts.values(), 1, 8, META)
+    return join_segments(model.ops, [adapter.bind(model)], [np.arange(2)], META, tables)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def test_a_float32_product_of_three_is_exact_to_16_bits_in_any_batch(tiles: Nati
     assert bool(((found - exact).abs() < bound).all())
     for rows in (1, 17, 33):
         assert torch.equal(tiles.linear(x[:rows], packed, bias), found[:rows])
-    assert torch.allclose(tiles.unpack_linear(packed), weight, rtol=2**-16, atol=0)
+    assert torch.allclose(tiles.make_ops().unpack_linear(packed), weight, rtol=2**-16, atol=0)
 
 
 def assemble(architecture: str, folder: Path) -> str:
