@@ -51,6 +51,45 @@ def test_the_page_opens_with_a_proof_and_three_clicks_lead_to_a_record_of_ones_o
     assert text.input_value() == CONTACT and name.inner_text() == "Your text"
 
 
+def test_an_approved_record_is_found_again_from_another_page_of_the_browser(site: Site) -> None:
+    site.open("extract")
+    site.page.get_by_text("please check").wait_for()
+    site.go_to("Text")
+    site.page.get_by_role("textbox", name="Text", exact=True).fill(CONTACT)
+    site.page.get_by_role("radio", name="contact").check()
+    site.page.locator("#run").click()
+    email = site.page.get_by_role("textbox", name="email", exact=True)
+    email.wait_for()
+    site.wait_for(lambda: email.input_value() == "ada@example.com")
+    email.fill("ada@example.org")
+    email.press("Tab")
+    site.page.get_by_text("typed by you").wait_for()
+    site.page.get_by_role("button", name="Approve").click()
+    site.page.locator("#recent option", has_text="· approved").wait_for(state="attached")
+    site.page.close()
+    site.page = site.page.context.new_page()
+    site.page.goto(f"{site.base_url}/")
+    site.page.get_by_text("please check").wait_for()  # the example: this page has a document of its own
+    menu = site.page.get_by_label("Recent documents")
+    names = menu.locator("option").all_text_contents()
+    assert len(names) == 2 and names[1].startswith("Ada Lovelace, Analyst")
+    menu.select_option(index=1)
+    email = site.page.get_by_role("textbox", name="email", exact=True)
+    email.wait_for()
+    site.wait_for(lambda: email.input_value() == "ada@example.org")
+    site.page.locator("#extract .record-status .status-line").get_by_text("approved", exact=True).wait_for()
+    site.page.get_by_text("typed by you").wait_for()
+    site.page.locator("#extract mark", has_text="Ada Lovelace").wait_for()
+    assert site.page.get_by_role("radio", name="contact").is_checked()
+    assert site.page.locator("#extract.stale").count() == 0 and menu.input_value() == ""
+    site.reload()
+    email.wait_for()
+    site.wait_for(lambda: email.input_value() == "ada@example.org")
+    site.page.set_viewport_size({"width": 390, "height": 844})
+    menu.wait_for()
+    assert site.find_overflow() == []
+
+
 def test_a_text_that_is_typed_while_the_page_opens_stays(site: Site) -> None:
     held: list[Any] = []
     site.page.route("**/gradio_api/queue/join*", lambda route: held.append(route))

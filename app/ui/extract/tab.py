@@ -8,7 +8,6 @@ import html
 import json
 import logging
 import re
-import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -24,12 +23,13 @@ from app.extraction.export import ExportError, export
 from app.extraction.pdf import find_ocr
 from app.extraction.reading import read_apart
 from app.extraction.sources import IMAGE_TYPES, OFFICE_TYPES, Source, UnreadableSource, read_text
-from app.store import Connection, Store, StoreError, objects
+from app.store import Store, StoreError, objects
 from app.ui.examples import Examples, is_demo_model
 from app.ui.explain import EXPLAINED, Explanation, explain
 from app.ui.extract.approvals import render_trust
 from app.ui.extract.desk import Update, find_first_page
 from app.ui.extract.pages import Opened, open_path, show_page
+from app.ui.extract.projects import list_recent, put_project
 from app.ui.extract.run import NO_TEXT, ExtractRun, add_example, choose_tab
 from app.ui.extract.schema_panel import BEGIN_CHANGE, END_CHANGE, SchemaPanel, dump
 from app.ui.extract.shown import Shown, digest, restore
@@ -76,8 +76,6 @@ setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }"""
 FILE_FORMATS = {"json": "Save JSON", "csv": "Save CSV", "xlsx": "Save Excel"}
 WORD, NUM_WORDS = re.compile(r"\w{4,}"), 40
-# Projects of one owner; the page shows the one of its tab, so older ones are of tabs that were closed.
-MAX_PROJECTS, MAX_PROJECT_BYTES = 20, 20_000_000
 
 
 class ExtractTab(ExtractRun):
@@ -131,6 +129,10 @@ class ExtractTab(ExtractRun):
                 [("Examples …", ""), *self.examples.samples], value="", label="Examples", show_label=False,
                 container=False, interactive=True, min_width=130, scale=0, elem_id="samples",
                 visible=bool(self.examples.samples),
+            )
+            self.recent = gr.HTML(
+                {}, html_template='<select aria-label="Recent documents" hidden></select>', elem_id="recent",
+                js_on_load=read_script("recent"), apply_default_css=False,
             )
             self.upload = gr.UploadButton(
                 "Open file", file_types=FILE_TYPES, size="sm", scale=0, min_width=100, elem_id="open-file"
@@ -187,6 +189,11 @@ class ExtractTab(ExtractRun):
         demo.load(self.offer_files, None, self.upload, **at_once)
         proved = [*ran, *file, *panel.views]
         demo.load(self.open, self.kept, [*proved, self.project], js=READ_OPENING, **quiet)
+        demo.load(self.list_recent, None, self.recent, **at_once)
+        self.recent.list(self.list_recent, None, self.recent, **at_once)
+        self.recent.pick(self.reopen, None, [*proved, self.project, self.kept], **at_once).then(
+            None, js=END_CHANGE, **at_once
+        )
         self.sample.input(None, js=BEGIN_CHANGE, **at_once)
         changes = [*panel.changes, self.run_button.click(self.run, inputs, ran, **quiet)]
         self.stop_button.click(self.stop, None, None, **at_once)
@@ -210,25 +217,19 @@ class ExtractTab(ExtractRun):
             change.then(
                 self.keep, [self.project, self.text, panel.code, self.opened, desk.shown], [self.project, self.kept],
                 trigger_mode="always_last", **at_once,
-            )
+            ).then(self.list_recent, None, self.recent, **at_once)
 
     async def keep(
         self, project: str, text: str, schema: str, opened: Opened | None, shown: Shown | None, request: gr.Request
     ) -> tuple[str, str]:
         """Keep text, file, schema and record with its review in the store; returns the project's id, twice."""
-        project = project or secrets.token_urlsafe(16)
         record = None
         if shown is not None and shown.drafted.record is not None:
             record = shown.dump() | {"text": shown.text, "schema": shown.schema}
         path = str(opened.path) if opened is not None else ""
-        body = {"text": text, "schema": schema, "record": record, "path": path}
-
-        def put(db: Connection, owner: str) -> None:
-            objects.put(db, owner, "project", project, body)
-            objects.keep_latest(db, owner, "project", MAX_PROJECTS, MAX_PROJECT_BYTES)
-
+        body = {"text": text, "schema": schema, "record": record, "path": path, "name": self._name(opened, text)}
         try:
-            await self.store.run(put, find_owner(request))
+            project = await self.store.run(put_project, find_owner(request), project, body)
         except StoreError as error:
             raise gr.Error(f"A reload loses this record: {error}.", print_exception=False) from error
         return project, project
@@ -240,25 +241,43 @@ class ExtractTab(ExtractRun):
             gr.Info(describe_keeping(self.store, owner))
         found = await self.store.run(objects.get, owner, "project", project) if project else None
         if found is not None:
-            body = found.body
-            opened = await self._open_again(body.get("path"))
-            drawn = {**self._put(kept.get("draft") or body["text"], opened), **self.panel.show(body["schema"])}
-            if opened is not None and opened.source.page_starts:
-                drawn[self.page] = await show_page(opened, 1)
-            if (record := body["record"]) is not None:
-                shown = await asyncio.to_thread(restore, record, record["text"], record["schema"])
-                shown = replace(shown, opened=opened)
-                trust = await self._read_trust(owner, shown.schema)
-                drawn |= self.desk.draw(shown) | {self.trust: render_trust(trust)}
-                drawn[self.source_tabs] = gr.update(selected=choose_tab(shown))
-                drawn |= {self.page: page} if (page := await find_first_page(shown)) is not None else {}
-            yield drawn | {self.project: project}
+            yield await self._draw(found, owner, kept.get("draft"))
         elif kept.get("is_new"):
             async with aclosing(self.prove(request)) as updates:
                 async for update in updates:
                     yield update
         else:
             yield gr.skip()
+
+    async def reopen(self, data: gr.EventData, request: gr.Request) -> Update:
+        """Open one of the visitor's recent documents in place of text and record."""
+        await self.stops.end(str(request.session_hash))
+        owner = find_owner(request)
+        found = await self.store.run(objects.get, owner, "project", str(data._data.get("id")))
+        if found is None:
+            raise gr.Error("This document is not kept any more.", print_exception=False)
+        return await self._draw(found, owner) | {self.kept: found.id}
+
+    async def list_recent(self, request: gr.Request) -> dict[str, Any]:
+        """Return the visitor's recent documents."""
+        samples = [str(path) for path in self.examples.samples.values()]
+        return {"recent": await self.store.run(list_recent, find_owner(request), samples)}
+
+    async def _draw(self, found: objects.Item, owner: str, draft: str | None = None) -> Update:
+        """Return a project with its text, or what was typed since, its schema and its record."""
+        body = found.body
+        opened = await self._open_again(body.get("path"))
+        drawn = {**self._put(draft or body["text"], opened), **self.panel.show(body["schema"])}
+        if opened is not None and opened.source.page_starts:
+            drawn[self.page] = await show_page(opened, 1)
+        if (record := body["record"]) is not None:
+            shown = await asyncio.to_thread(restore, record, record["text"], record["schema"])
+            shown = replace(shown, opened=opened)
+            trust = await self._read_trust(owner, shown.schema)
+            drawn |= self.desk.draw(shown) | {self.trust: render_trust(trust)}
+            drawn[self.source_tabs] = gr.update(selected=choose_tab(shown))
+            drawn |= {self.page: page} if (page := await find_first_page(shown)) is not None else {}
+        return drawn | {self.project: found.id}
 
     async def prove(self, request: gr.Request) -> AsyncGenerator[Update, None]:
         """Extract an example, so that the first look shows what the page is for."""
@@ -293,13 +312,20 @@ class ExtractTab(ExtractRun):
             return await read_apart(path, open_path, Path(path), self.engine.sees_images)
         return Opened(Path(path), Source(Path(path).name, ""))
 
+    def _name(self, opened: Opened | None, text: str) -> str:
+        """Return the name of the file, or "" for a text that shares less than half its words; as in review.js."""
+        words = set(WORD.findall(opened.source.text)) if opened is not None else set()
+        if opened is None or (words and 2 * sum(word in text for word in words) <= len(words)):
+            return ""
+        samples = {path: f"Example: {name}" for name, path in self.examples.samples.items()}
+        return samples.get(opened.path, opened.path.name)
+
     def _put(self, text: str, opened: Opened | None = None, badge: str = "") -> Update:
         """Return another text, or none, in place of text and record."""
         name = ""
         is_photo = is_pdf = False
         if opened is not None:
-            samples = {path: f"Example: {name}" for name, path in self.examples.samples.items()}
-            name, is_here = samples.get(opened.path, opened.path.name), not opened.source.is_empty
+            name, is_here = self._name(opened, opened.source.text), not opened.source.is_empty
             is_photo, is_pdf = opened.is_photo and is_here, opened.is_pdf and is_here
         tab = "image" if is_photo else "page" if is_pdf and not text.strip() else "text"
         return {

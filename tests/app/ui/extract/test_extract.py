@@ -272,6 +272,7 @@ async def test_a_reload_keeps_text_file_schema_record_and_corrections(tmp_path: 
     path.unlink()
     assert render_why(again, "/name") == render_why(shown, "/name")
     assert (await act(tab, again, "undo", "/age")).shown.result.record == {"name": "Ada", "age": 36}
+    assert [each["name"] for each in (await tab.list_recent(REQUEST))["recent"]] == ["ada.txt"]
     # What was typed since is newer; another browser has no such project.
     (opened,) = [read(tab, update) async for update in tab.open({"project": project, "draft": "Ada, 40"}, REQUEST)]
     assert opened.text == "Ada, 40" and opened.shown.text == "Ada, 36" and "ada.txt" in opened.name

@@ -1,0 +1,63 @@
+"""Projects: a visitor's documents with their records in the store, and the list of the recent ones."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from typing import Any
+
+from app.store import Connection, objects
+from app.store.objects import Json
+
+# Of one owner.
+MAX_PROJECTS, MAX_PROJECT_BYTES = 20, 20_000_000
+MAX_RECENT, MAX_NAME = 10, 50
+
+
+def put_project(db: Connection, owner: str, project: str, body: Json) -> str:
+    """Keep a project and return its id; a new one if it would replace the record of another text, or an approved one.
+
+    Raises StoreFull: there is no room.
+    """
+    before = objects.get(db, owner, "project", project)
+    if not project or (before is not None and is_other(before.body, body)):
+        project = secrets.token_urlsafe(16)
+    objects.put(db, owner, "project", project, body)
+    objects.keep_latest(db, owner, "project", MAX_PROJECTS, MAX_PROJECT_BYTES)
+    return project
+
+
+def is_other(before: Json, body: Json) -> bool:
+    """Return whether a project is another document than the one before, whose record is of its text."""
+    record, now = before["record"], body["record"]
+    if record is None or record["text"] != before["text"]:
+        return False
+    return now is None or body["text"] != before["text"] or (record["approved"] and body["schema"] != before["schema"])
+
+
+def list_recent(db: Connection, owner: str, samples: Collection[str]) -> list[dict[str, Any]]:
+    """Return the owner's documents, the latest changed first, without examples that were only looked at.
+
+    Args:
+        samples: paths of the examples.
+    """
+    found = [
+        {
+            "id": each.id, "time": each.changed, "is_approved": is_approved(body),
+            "name": body.get("name") or shorten(body["text"]) or "No text",
+        }
+        for each in objects.find(db, owner, "project")
+        if (body := each.body)["record"] or (body["path"] not in samples and (body["path"] or body["text"].strip()))
+    ]
+    return found[:MAX_RECENT]
+
+
+def is_approved(body: Json) -> bool:
+    record = body["record"]
+    return record is not None and record["approved"] and record["text"] == body["text"]
+
+
+def shorten(text: str) -> str:
+    """Return the first words of a text."""
+    words = " ".join(text[: 4 * MAX_NAME].split())
+    return words if len(words) <= MAX_NAME else f"{words[:MAX_NAME]}…"

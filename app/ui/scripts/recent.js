@@ -1,0 +1,24 @@
+// The menu of the visitor's recent documents; `props.value` is the server's last list.
+const menu = element.querySelector("select");
+const when = (seconds) => new Date(seconds * 1000).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+const draw = () => {
+  const found = props.value?.recent ?? [];
+  menu.replaceChildren(new Option("Recent …", ""), ...found.map(({ id, name, time, is_approved }) =>
+    new Option(`${name} · ${when(time)} · ${is_approved ? "approved" : "not approved"}`, id)));
+  menu.hidden = !found.length;
+};
+menu.onchange = () => {
+  const id = menu.value;
+  menu.value = "";
+  globalThis.typedBefore = null;
+  globalThis.changes.begin();
+  trigger("pick", { id });
+};
+// Another tab may have added one.
+const seen = new AbortController();
+document.addEventListener("visibilitychange", () => {
+  if (!element.isConnected) seen.abort();
+  else if (!document.hidden) trigger("list");
+}, { signal: seen.signal });
+watch("value", draw);
+draw();
