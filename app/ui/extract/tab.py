@@ -75,7 +75,8 @@ link.click();
 setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }"""
 FILE_FORMATS = {"json": "Save JSON", "csv": "Save CSV", "xlsx": "Save Excel"}
-WORD, NUM_WORDS = re.compile(r"\w{4,}"), 40
+# Words that show whether a text is still that of its file, from the first characters of the file.
+WORD, NUM_WORDS, WORDS_LEN = re.compile(r"\w{4,}"), 40, 100_000
 
 
 class ExtractTab(ExtractRun):
@@ -314,8 +315,10 @@ class ExtractTab(ExtractRun):
 
     def _name(self, opened: Opened | None, text: str) -> str:
         """Return the name of the file, or "" for a text that shares less than half its words; as in review.js."""
-        words = set(WORD.findall(opened.source.text)) if opened is not None else set()
-        if opened is None or (words and 2 * sum(word in text for word in words) <= len(words)):
+        if opened is None:
+            return ""
+        words, start = sample_words(opened.source.text), text[: 2 * WORDS_LEN]
+        if words and 2 * sum(word in start for word in words) <= len(words):
             return ""
         samples = {path: f"Example: {name}" for name, path in self.examples.samples.items()}
         return samples.get(opened.path, opened.path.name)
@@ -375,9 +378,14 @@ class ExtractTab(ExtractRun):
 
 def render_name(name: str, text: str) -> str:
     """Return the name of an opened text, with words by which the page tells whether its text is still that one."""
-    words = list(dict.fromkeys(WORD.findall(text)))
-    some, name = html.escape(" ".join(words[:: len(words) // NUM_WORDS + 1]), quote=True), html.escape(name, quote=True)
+    some, name = html.escape(" ".join(sample_words(text)), quote=True), html.escape(name, quote=True)
     return f'<span title="{name}" data-name="{name}" data-words="{some}" data-text="{digest(text)}">{name}</span>'
+
+
+def sample_words(text: str) -> list[str]:
+    """Return some words of the start of a text, in their order."""
+    words = list(dict.fromkeys(WORD.findall(text[:WORDS_LEN])))
+    return words[:: len(words) // NUM_WORDS + 1]
 
 
 def open_sample(path: Path) -> Opened:
