@@ -1,4 +1,4 @@
-"""Copies from the host to the device of a step, for which the host does not wait."""
+"""Copies from host to device that do not block the host."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy a host array to the device; on CUDA through pinned memory, so that the host does not wait."""
+    """Copy a host array to the device; a copy to CUDA uses pinned memory and does not block."""
     return upload_tensor(torch.from_numpy(np.require(array, requirements=("C", "W"))), device)
 
 
 def upload_tensor(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to the device, as `upload`."""
+    """Copy a host tensor to the device, like `upload`."""
     if device.type != "cuda" or tensor.device == device:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -63,7 +63,7 @@ from engine.worker.warm_up import (
 # Under constant load, one chore runs after this many steps. Recording a graph waits for the device; repacking one
 # matrix takes less time than a step.
 STEPS_PER_RECORDING, STEPS_PER_MOVE = 64, 4
-# Of a row in a recorded step: attention takes a longer run for a prompt.
+# Drafts of a row in a recorded step; attention treats a longer run as a prompt.
 MAX_RECORDED_DRAFTS = 15
 # Approximate seconds for which steps are measured at the start.
 MEASURE_S = 1.0

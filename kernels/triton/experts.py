@@ -19,11 +19,11 @@ from kernels.triton.launch import FUSED, check_contiguous, check_float, check_sh
 from kernels.triton.linear import CodedWeight, describe, load_weight, pack_rows, unpack_linear
 from kernels.triton.routing import group_pairs
 
-# Rows of a tile, and those that an expert has on average from which the tile is used.
+# (rows of a tile, average rows per expert from which that tile is used)
 LOADS = ((64, 48), (16, 0))
 BLOCK_OUT = 64
 BLOCK_COMBINE = 1024
-# Of gate and up, and of down.
+# The first is for gate and up, the second for down.
 BITS: dict[str, tuple[Bits, Bits]] = {"int4": (4, 6), "int6": (6, 6), "int8": (8, 8)}
 
 

@@ -96,7 +96,7 @@ def lora_add_kernel(
 
 @dataclass(eq=False, frozen=True, slots=True)
 class TritonLora:
-    """An adapter's change of a matrix with all numbers in one dtype."""
+    """An adapter's change of a matrix; all tensors share one dtype."""
 
     matrix: LoraMatrix
     scales: Tensor  # [ranks] float32
@@ -104,7 +104,7 @@ class TritonLora:
 
 
 class LoraOp:
-    """The op of one engine."""
+    """Packs adapters and adds their products, in the dtype of one engine."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -118,14 +118,14 @@ class LoraOp:
         return TritonLora(cast, scales, tuple(part.b.to(self._dtype).contiguous() for part in matrix.parts))
 
     def add(self, y: Tensor, x: Tensor, rows: Tensor, segments: Sequence[LoraSegment]) -> None:
-        """As `kernels.lora.add_lora`."""
+        """Implement `kernels.lora.add_lora`."""
         parts = [part for each in segments for part in each.matrix.matrix.parts]
         limits = LoraLimits(
             max(len(each.matrix.b) for each in segments),
             max(part.rank for part in parts),
             max(part.width for part in parts),
         )
-        # Rows that no segment lists have the last entry, which is empty.
+        # The last entry is empty: it serves rows without an adapter.
         table = np.zeros((len(segments) + 1, limits.num_words), dtype=np.int64)
         numbers = np.full(len(rows), len(segments))
         for number, (packed, start, end) in enumerate(segments):

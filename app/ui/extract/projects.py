@@ -1,17 +1,22 @@
-"""Projects: a visitor's documents with their records in the store, and the list of the recent ones."""
+"""Projects: a visitor's stored documents with their records, their names, and the list of recent ones."""
 
 from __future__ import annotations
 
+import html
+import re
 import secrets
 from collections.abc import Collection
 from typing import Any
 
 from app.store import Connection, objects
 from app.store.objects import Json
+from app.ui.extract.shown import digest
 
-# Of one owner.
+# Limits per owner.
 MAX_PROJECTS, MAX_PROJECT_BYTES = 20, 20_000_000
 MAX_RECENT, MAX_NAME = 10, 50
+# Words that show whether a text is still that of its file, from the first characters of the file.
+WORD, NUM_WORDS, WORDS_LEN = re.compile(r"\w{4,}"), 40, 100_000
 
 
 def put_project(db: Connection, owner: str, project: str, body: Json) -> str:
@@ -61,3 +66,21 @@ def shorten(text: str) -> str:
     """Return the first words of a text."""
     words = " ".join(text[: 4 * MAX_NAME].split())
     return words if len(words) <= MAX_NAME else f"{words[:MAX_NAME]}…"
+
+
+def render_name(name: str, text: str) -> str:
+    """Return the name of an opened text, with words by which the page tells whether its text is still that one."""
+    some, name = html.escape(" ".join(sample_words(text)), quote=True), html.escape(name, quote=True)
+    return f'<span title="{name}" data-name="{name}" data-words="{some}" data-text="{digest(text)}">{name}</span>'
+
+
+def sample_words(text: str) -> list[str]:
+    """Return some words of the start of a text, in their order."""
+    words = list(dict.fromkeys(WORD.findall(text[:WORDS_LEN])))
+    return words[:: len(words) // NUM_WORDS + 1]
+
+
+def is_same_text(original: str, text: str) -> bool:
+    """Return whether a text has more than half of the words of the text it began as; as in review.js."""
+    words, start = sample_words(original), text[: 2 * WORDS_LEN]
+    return not words or 2 * sum(word in start for word in words) > len(words)

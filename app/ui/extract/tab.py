@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import html
-import json
-import logging
-import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -18,8 +13,6 @@ from typing import Any
 import gradio as gr
 
 from app.extraction import Extractor, Limits
-from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError, read_calibration
-from app.extraction.export import ExportError, export
 from app.extraction.pdf import find_ocr
 from app.extraction.reading import read_apart
 from app.extraction.sources import IMAGE_TYPES, OFFICE_TYPES, Source, UnreadableSource, read_text
@@ -29,10 +22,12 @@ from app.ui.explain import EXPLAINED, Explanation, explain
 from app.ui.extract.approvals import render_trust
 from app.ui.extract.desk import Update, find_first_page
 from app.ui.extract.pages import Opened, open_path, show_page
-from app.ui.extract.projects import list_recent, put_project
+from app.ui.extract.projects import is_same_text, list_recent, put_project, render_name
+from app.ui.extract.reliability import render_calibration
 from app.ui.extract.run import NO_TEXT, ExtractRun, add_example, choose_tab
+from app.ui.extract.saving import FILE_FORMATS, SAVE, save_record
 from app.ui.extract.schema_panel import BEGIN_CHANGE, END_CHANGE, SchemaPanel, dump
-from app.ui.extract.shown import Shown, digest, restore
+from app.ui.extract.shown import Shown, restore
 from app.ui.owner import describe_keeping, find_owner
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.schema.suggest import TASK, propose_schema, read_names
@@ -66,17 +61,6 @@ KEEP_PROJECT = """watch("value", () => {
 if (typeof props.value !== "string") return;
 try { sessionStorage.setItem("troupe-project", props.value); } catch { /* forbidden */ }
 });"""
-# A file as `save_record` made it, into the folder of downloads.
-SAVE = """({ name, data }) => {
-const link = document.createElement("a");
-link.href = URL.createObjectURL(new Blob([Uint8Array.from(atob(data), (char) => char.charCodeAt(0))]));
-link.download = name;
-link.click();
-setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-}"""
-FILE_FORMATS = {"json": "Save JSON", "csv": "Save CSV", "xlsx": "Save Excel"}
-# Words that show whether a text is still that of its file, from the first characters of the file.
-WORD, NUM_WORDS, WORDS_LEN = re.compile(r"\w{4,}"), 40, 100_000
 
 
 class ExtractTab(ExtractRun):
@@ -317,8 +301,7 @@ class ExtractTab(ExtractRun):
         """Return the name of the file, or "" for a text that shares less than half its words; as in review.js."""
         if opened is None:
             return ""
-        words, start = sample_words(opened.source.text), text[: 2 * WORDS_LEN]
-        if words and 2 * sum(word in start for word in words) <= len(words):
+        if not is_same_text(opened.source.text, text):
             return ""
         samples = {path: f"Example: {name}" for name, path in self.examples.samples.items()}
         return samples.get(opened.path, opened.path.name)
@@ -376,83 +359,5 @@ class ExtractTab(ExtractRun):
         return {**self._put(opened.source.text, opened), self.page: page}
 
 
-def render_name(name: str, text: str) -> str:
-    """Return the name of an opened text, with words by which the page tells whether its text is still that one."""
-    some, name = html.escape(" ".join(sample_words(text)), quote=True), html.escape(name, quote=True)
-    return f'<span title="{name}" data-name="{name}" data-words="{some}" data-text="{digest(text)}">{name}</span>'
-
-
-def sample_words(text: str) -> list[str]:
-    """Return some words of the start of a text, in their order."""
-    words = list(dict.fromkeys(WORD.findall(text[:WORDS_LEN])))
-    return words[:: len(words) // NUM_WORDS + 1]
-
-
 def open_sample(path: Path) -> Opened:
     return Opened(path, Source(path.name, read_text(path)))
-
-
-def save_record(file_format: str, shown: Shown | None) -> dict[str, str]:
-    """Return the record as it was corrected, as the name and the content of a file."""
-    if shown is None:
-        raise gr.Error("There is no record yet: extract one first.", print_exception=False)
-    result = shown.result
-    try:
-        if file_format == "json":
-            content = f"{json.dumps(result.record, indent=2, ensure_ascii=False)}\n".encode()
-        else:
-            content = export([result.to_json() | {"flags": dict.fromkeys(shown.to_check, ())}], file_format)
-    except (ExportError, UnicodeEncodeError) as error:
-        raise gr.Error(f"The record cannot be saved: {error}.", print_exception=False) from error
-    name = f"{Path(result.source).stem or 'record'}.{file_format}"
-    return {"name": name, "data": base64.b64encode(content).decode()}
-
-
-logger = logging.getLogger("troupe.ui")
-
-# Lower bounds of the table's bands.
-BANDS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
-WORDS = (
-    "<p>Confidence is the mean probability of a value's own tokens <b>before</b> the grammar's mask; tokens that "
-    "the schema forced are left out. It ranks the fields of a record and says where to look first. "
-    "It is not the chance of being right.</p>"
-)
-UNMEASURED = (
-    "<p>How often such values are right has not been measured for this model. "
-    "<code>python -m app extract --evaluate FILE --calibration calibration.json</code> measures it; beside the model's "
-    "weights the file is shown here.</p>"
-)
-
-
-def render_calibration(engine: Engine) -> str:
-    """Return the folded explanation under the record."""
-    found = find_calibration(Path(engine.config.model))
-    table = make_table(found) if found is not None else UNMEASURED
-    return (
-        '<details class="calibration"><summary>How reliable is the confidence?</summary>'
-        f"<div>{WORDS}{table}</div></details>"
-    )
-
-
-def find_calibration(model: Path) -> Calibration | None:
-    """Return the measurements of the model in that folder; an unreadable file is logged and ignored."""
-    try:
-        return read_calibration(model / FILE_NAME)
-    except CalibrationError as error:
-        logger.warning("%s", error)
-        return None
-
-
-def make_table(calibration: Calibration) -> str:
-    """Return bands of confidence with the share of correct values."""
-    rows = ""
-    for low, high in zip(BANDS, (*BANDS[1:], 1.01), strict=True):
-        measured = [each for found in calibration.sets.values() for each in found.deciles]
-        points = [each for each in measured if low <= each.confidence < high]
-        count = sum(each.fields for each in points)
-        right = f"{sum(each.accuracy * each.fields for each in points) / count:.0%}" if count else "–"
-        rows += f"<tr><td>{low:.0%} to {min(high, 1):.0%}</td><td>{right}</td><td>{count:,}</td></tr>"
-    heads = "".join(f'<th scope="col">{word}</th>' for word in ("Confidence", "Right", "Values"))
-    num_cases = sum(found.cases for found in calibration.sets.values())
-    words = f"Measured on {num_cases} documents with {html.escape(calibration.model)}."
-    return f"<p>{words}</p><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"

@@ -12,7 +12,7 @@ from app.extraction.calibration import (
     read_calibration,
     write_calibration,
 )
-from app.ui.extract.tab import find_calibration, make_table, render_calibration
+from app.ui.extract.reliability import find_calibration, make_table, render_calibration
 from engine import EngineConfig
 from tests.fakes import FakeEngine
 

@@ -21,8 +21,9 @@ from app.store import Store
 from app.ui.examples import Examples
 from app.ui.extract.record_view import EMPTY, render_why
 from app.ui.extract.run import add_example
+from app.ui.extract.saving import FILE_FORMATS, save_record
 from app.ui.extract.shown import Shown
-from app.ui.extract.tab import FILE_FORMATS, PROOF, ExtractTab, save_record
+from app.ui.extract.tab import PROOF, ExtractTab
 from app.ui.stops import Stops
 from engine import EngineConfig, EngineOverloaded
 from tests.app.extraction.pdf_files import make_pdf
