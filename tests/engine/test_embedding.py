@@ -8,13 +8,10 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
-from fastapi import FastAPI
 
 from engine import LLM, Engine, EngineConfig, SamplingParams
 from engine.core.actor_messages import DropMatchers
@@ -53,23 +50,6 @@ async def test_two_engines_live_in_one_process(make_config: MakeConfig) -> None:
     async with Engine(make_config()) as one, Engine(make_config(block_size=8)) as two:
         first, second = await asyncio.gather(complete(one), complete(two))
         assert first == second
-
-
-async def test_an_engine_lives_in_a_fastapi_lifespan(make_config: MakeConfig) -> None:
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with Engine(make_config()) as app.state.engine:
-            yield
-
-    app = FastAPI(lifespan=lifespan)
-
-    @app.get("/")
-    async def root() -> list[int]:
-        return await complete(app.state.engine)
-
-    transport = httpx.ASGITransport(app=app)
-    async with lifespan(app), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        assert len((await client.get("/")).json()) == 8
 
 
 async def test_llm_works_inside_a_running_loop_and_in_a_plain_thread(make_llm: Callable[..., LLM]) -> None:

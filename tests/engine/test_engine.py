@@ -79,17 +79,6 @@ async def test_deltas_add_up_to_the_whole_and_merge_for_a_slow_reader(make_confi
         assert [part.finish_reason for part in parts if part.finish_reason] == ["length"]
 
 
-async def test_a_stop_string_ends_the_request_and_frees_its_blocks(make_config: MakeConfig) -> None:
-    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
-    async with Engine(make_config()) as engine:
-        text = (await complete(engine, params=params)).outputs[0].text
-        stop = text[10:13]
-        completion = (await complete(engine, params=replace(params, stop=(stop,)))).outputs[0]
-        assert completion.text == text[: text.index(stop)]
-        assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
-        await wait_until(lambda: engine.stats().num_free_blocks == engine.stats().num_blocks)
-
-
 async def test_prompt_logprobs_cover_the_prompt_also_in_chunks(make_config: MakeConfig) -> None:
     prompt = [3 + number % 100 for number in range(75)]
     params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=1)

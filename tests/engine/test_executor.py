@@ -160,15 +160,6 @@ async def test_a_step_takes_masks_that_have_arrived_for_all_its_rows() -> None:
     assert taken == [None, None, 101, None]
 
 
-async def test_chores_are_done_while_nothing_is_to_do() -> None:
-    worker = LateWorker()
-    worker.chores = 5
-    async with open_desk(worker) as desk:
-        await desk.send(100)
-        assert await desk.answers.get() == 100
-        await wait_until(lambda: worker.chores < 0)
-
-
 async def test_a_chore_that_comes_up_while_nothing_happens_is_done() -> None:
     worker = LateWorker()
     async with open_desk(worker):

@@ -199,14 +199,13 @@ def plain_answers(smolvlm: Path) -> list[list[int]]:
     [
         {"num_blocks": 24, "enable_prefix_caching": False},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
-        {"core": "process"},
-        {"kv_offload_gb": 0.01, "num_blocks": 28},
+        {"core": "process", "kv_offload_gb": 0.01, "num_blocks": 28},
     ],
 )
 def test_texts_do_not_depend_on_the_settings(
     smolvlm: Path, plain_answers: list[list[int]], settings: dict[str, Any]
 ) -> None:
-    """Preemption, drafts, another process, and blocks that come back from the host."""
+    """Preemption, drafts, and another process whose blocks come back from the host."""
     with LLM(str(smolvlm), max_model_len=320, **settings) as llm:
         assert answer_all(llm, SEEDED) == plain_answers
         assert answer_all(llm, SEEDED) == plain_answers

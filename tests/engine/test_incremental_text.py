@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.input.incremental_text import REPLACEMENT, WindowedText
@@ -65,6 +65,7 @@ def test_deltas_of_any_ids_join_to_the_decode(
     assert "".join(stream(tokenizer, ids, (), skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
+@settings(max_examples=40)
 @given(data=st.data(), skip=st.booleans())
 def test_deltas_of_texts_and_tokens_join_to_the_decode_in_byte_fallback_tokens(
     byte_fallback: Tokenizer, data: st.DataObject, skip: bool

@@ -11,7 +11,7 @@ CONFIG = EngineConfig(device="cpu", enable_native_ops=False, num_blocks=256)
 
 
 async def write(engine: LeasedEngine, seed: int) -> list[int]:
-    params = SamplingParams(seed=seed, max_tokens=150, ignore_eos=True)
+    params = SamplingParams(seed=seed, max_tokens=70, ignore_eos=True)
     tokens: list[int] = []
     async for output in engine.generate([5, 6, 7], params):
         tokens = output.outputs[0].token_ids
@@ -22,7 +22,7 @@ async def test_a_request_continues_in_the_next_lease_with_the_same_tokens() -> N
     async with LeasedEngine(CONFIG, run_core, 600.0) as engine:
         alone = await write(engine, 1)
         writing = asyncio.ensure_future(write(engine, 1))
-        for num_tokens in (len(alone) + 20, len(alone) + 60):
+        for num_tokens in (len(alone) + 15, len(alone) + 40):
             await wait_until(lambda n=num_tokens: engine.stats().generation_tokens > n)
             connection = engine.replicas[0].connection
             assert connection is not None

@@ -135,14 +135,3 @@ def test_blocks_are_those_of_the_pool_and_may_be_left_out() -> None:
     assert light.cached_block_ids == ()
     house.run()
     assert look(house).requests == ()
-
-
-def test_a_snapshot_stays_as_it_was() -> None:
-    house = SchedulerHarness()
-    house.add(make_request("a", [*range(9)], max_tokens=20))
-    snapshot = look(house)
-    before = dataclasses.asdict(snapshot)
-    house.run()
-    assert dataclasses.asdict(snapshot) == before
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        snapshot.num_blocks = 3  # type: ignore[misc]

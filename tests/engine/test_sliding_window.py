@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from engine import LLM, ConfigError, Engine, EngineConfig, SamplingParams
 from tests.engine.model.drive import make_prompt, make_transformers_model, save
 
-WINDOW, BLOCK = 64, 16
+WINDOW, BLOCK, NUM_TOKENS = 64, 16, 300
 SHARED = make_prompt(150, seed=1)
 
 
@@ -44,9 +44,9 @@ async def test_a_long_answer_takes_the_blocks_of_one_window(
     family: str, model: PreTrainedModel, folder: Path
 ) -> None:
     prompt, most, token_ids = make_prompt(200), 0, []
-    num_windows, num_full, max_tokens = {"mistral": (1, 0, 600), "olmo3": (3, 1, 600)}[family]
+    num_windows, num_full = {"mistral": (1, 0), "olmo3": (3, 1)}[family]
     config = EngineConfig(str(folder), skip_tokenizer_init=True, num_blocks=600, num_threads=1)
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, output_kind="delta")
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, output_kind="delta")
     async with Engine(config) as engine:
         async for output in engine.generate(prompt, params):
             token_ids += output.outputs[0].token_ids
@@ -57,7 +57,7 @@ async def test_a_long_answer_takes_the_blocks_of_one_window(
     # A window may begin in the middle of a block, and a block is taken before the tokens in flight have come back.
     assert most <= num_windows * (WINDOW // BLOCK + 2) + num_full
     assert token_ids[:200] == generate_greedily(model, prompt, 200)
-    assert len(token_ids) == max_tokens
+    assert len(token_ids) == NUM_TOKENS
 
 
 def test_a_prompt_needs_blocks_for_its_chunks_only(family: str, model: PreTrainedModel, folder: Path) -> None:
@@ -88,9 +88,15 @@ def run(folder: Path, **settings: Any) -> tuple[list[list[int]], int]:
     return tokens, stats.num_preemptions
 
 
-def test_hits_chunks_and_preemption_change_no_token(family: str, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def plain_tokens(folder: Path) -> list[list[int]]:
     plain = {"enable_chunked_prefill": False, "enable_overlap": False, "enable_native_ops": False}
-    expected, _ = run(folder, num_blocks=400, enable_prefix_caching=False, **plain)
+    return run(folder, num_blocks=400, enable_prefix_caching=False, **plain)[0]
+
+
+def test_hits_chunks_and_preemption_change_no_token(
+    family: str, folder: Path, plain_tokens: list[list[int]]
+) -> None:
     tokens, num_preemptions = run(
         folder,
         num_blocks={"mistral": 24, "olmo3": 60}[family],
@@ -98,16 +104,17 @@ def test_hits_chunks_and_preemption_change_no_token(family: str, folder: Path) -
         max_num_batched_tokens=40,
         max_num_seqs=8,
     )
-    assert tokens == expected
+    assert tokens == plain_tokens
     assert num_preemptions > 0
 
 
-def test_a_draft_model_changes_no_token_and_needs_a_layer_without_a_window(family: str, folder: Path) -> None:
+def test_a_draft_model_changes_no_token_and_needs_a_layer_without_a_window(
+    family: str, folder: Path, plain_tokens: list[list[int]]
+) -> None:
     config = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 3, "adaptive": False}
     settings: dict[str, Any] = {"num_blocks": 90, "enable_prefix_caching": True, "max_num_seqs": 8}
     if family == "mistral":
         with pytest.raises(ConfigError, match="needs a target with layers that attend to all tokens"):
             run(folder, speculative_config=config, **settings)
         return
-    tokens, _ = run(folder, **settings)
-    assert run(folder, speculative_config=config, **settings)[0] == tokens
+    assert run(folder, speculative_config=config, **settings)[0] == plain_tokens

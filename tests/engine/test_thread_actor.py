@@ -74,15 +74,6 @@ async def test_a_wait_ends_although_its_thread_was_stopped_beyond_the_deadline()
         signal.signal(signal.SIGUSR1, previous)
 
 
-async def test_an_exception_comes_out_of_run() -> None:
-    actor = ThreadListener()
-    async with running(actor) as task:
-        actor.tell("burn")
-        with pytest.raises(RuntimeError, match="on fire"):
-            await task
-    assert actor.thread is not None and not actor.thread.is_alive()
-
-
 class GatedListener(ThreadActor[threading.Event]):
     """Waits for each event that it hears."""
 
@@ -117,18 +108,6 @@ async def test_a_post_is_called_on_the_loop() -> None:
     assert posted[0] is threading.current_thread() and actor.heard == ["a"]
     assert actor.thread is not None and not actor.thread.is_alive()
     assert actor.thread is not posted[0] and actor.thread.name == "troupe-test"
-
-
-async def test_a_thread_actor_may_be_told_from_any_thread() -> None:
-    actor = ThreadListener()
-    async with running(actor):
-        tellers = [threading.Thread(target=actor.tell, args=(f"{n}",)) for n in range(20)]
-        for teller in tellers:
-            teller.start()
-        for teller in tellers:
-            teller.join()
-        await wait_until(lambda: len(actor.heard) == 20)
-    assert sorted(actor.heard, key=int) == [f"{n}" for n in range(20)]
 
 
 async def test_a_crash_ends_its_task_group_and_joins_the_others() -> None:

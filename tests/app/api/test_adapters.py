@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from safetensors.torch import load_file, save_file
 
 from app.config import AppConfig
@@ -15,18 +16,29 @@ from engine import Engine, EngineConfig
 from engine.config_fields import DEMO_MODEL
 from tests.app.api.harness import Server, needs_model, run_server
 
-pytestmark = needs_model
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_model]
 ADMIN = {"Authorization": "Bearer boss"}
 FOLDER = Path(DEMO_MODEL) / "lora"
 QUESTION = [{"role": "user", "content": "Hello, who are you?"}]
 CHAT: dict[str, Any] = {"messages": QUESTION, "max_tokens": 8, "temperature": 0}
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("roots")
+
+
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    shutil.copytree(FOLDER, tmp_path / "roots" / "copy")
+def folder(root: Path) -> Path:
+    """A copy of the adapter where adapters may be loaded from."""
+    shutil.rmtree(root / "copy", ignore_errors=True)
+    return Path(shutil.copytree(FOLDER, root / "copy"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(root: Path) -> AsyncIterator[Server]:
     modules = (f"loud={FOLDER}",)
-    config = EngineConfig(num_blocks=256, enable_lora=True, lora_modules=modules, lora_root=(str(tmp_path / "roots"),))
+    config = EngineConfig(num_blocks=256, enable_lora=True, lora_modules=modules, lora_root=(str(root),))
     engine = Engine(config)
     async with engine, run_server(engine, AppConfig(admin_key="boss")) as running:
         yield running
@@ -64,8 +76,7 @@ async def test_an_adapter_is_a_model_of_every_route(server: Server) -> None:
     assert "'demo_model', 'loud'" in body["error"]["message"]
 
 
-async def test_adapters_come_and_go_while_the_server_runs(server: Server, tmp_path: Path) -> None:
-    folder = tmp_path / "roots" / "copy"
+async def test_adapters_come_and_go_while_the_server_runs(server: Server, folder: Path) -> None:
     assert (await server.post("/v1/load_lora_adapter", {"lora_name": "b", "lora_path": "x"}))[0] == 401
     status, body = await load(server, "b", FOLDER)
     assert (status, body["error"]["param"]) == (400, "lora_path"), "outside of --lora-root"
@@ -98,9 +109,9 @@ async def test_adapters_come_and_go_while_the_server_runs(server: Server, tmp_pa
     ids=str,
 )
 async def test_what_is_not_supported_is_refused_by_name(
-    server: Server, tmp_path: Path, change: dict[str, Any], message: str
+    server: Server, folder: Path, change: dict[str, Any], message: str
 ) -> None:
-    path = tmp_path / "roots" / "copy" / "adapter_config.json"
+    path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     status, body = await load(server, "b", path.parent)
     assert status == 400
@@ -108,8 +119,8 @@ async def test_what_is_not_supported_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", ["model.layers.99.mlp.up_proj.lora_A.weight", "model.norm.weight", "x.lora_E"])
-async def test_a_tensor_that_lands_nowhere_fails_the_load(server: Server, tmp_path: Path, name: str) -> None:
-    file = tmp_path / "roots" / "copy" / "adapter_model.safetensors"
+async def test_a_tensor_that_lands_nowhere_fails_the_load(server: Server, folder: Path, name: str) -> None:
+    file = folder / "adapter_model.safetensors"
     tensors = load_file(file)
     extra = next(iter(tensors.values())).clone()
     save_file(tensors | {f"base_model.model.{name}": extra}, file)

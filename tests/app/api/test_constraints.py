@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from app.api.call import MAX_CHARS_ON_LOOP
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from grammar import GrammarSpec, SchemaValidator, XmlValidator
@@ -166,7 +167,7 @@ async def test_auto_is_enforced_by_the_style_of_the_models_template(tmp_path: Pa
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": SCHEMA}}
 BROKEN = '{"age": "36"}'
-LARGE = json.dumps({"age": 3, "more": "x" * 50_000})  # checked in a thread
+LARGE = json.dumps({"age": 3, "more": "x" * MAX_CHARS_ON_LOOP})  # checked in a thread
 
 
 async def validity(server: Server, **fields: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+import pytest_asyncio
 
 from app.config import AppConfig
 from engine import Embedder, Engine, EngineConfig
@@ -18,19 +19,21 @@ from tests.app.api.harness import Server, run_server
 from tests.engine.embedding_folders import make_embedding_folder, make_reranker_folder
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 SETTINGS: dict[str, Any] = {"num_blocks": 200, "num_threads": 1, "served_model_name": "tiny"}
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    make_embedding_folder(tmp_path, matryoshka_dimensions=[8])
-    async with (Engine(EngineConfig(str(tmp_path), **SETTINGS)) as engine, run_server(engine, AppConfig()) as one):
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    folder = tmp_path_factory.mktemp("embedding")
+    make_embedding_folder(folder, matryoshka_dimensions=[8])
+    async with (Engine(EngineConfig(str(folder), **SETTINGS)) as engine, run_server(engine, AppConfig()) as one):
         yield one
 
 
-@pytest.fixture
-async def reranker(tmp_path: Path) -> AsyncIterator[Server]:
-    folder = tmp_path / "Qwen3-Reranker-tiny"
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def reranker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    folder = tmp_path_factory.mktemp("reranker") / "Qwen3-Reranker-tiny"
     folder.mkdir()
     make_reranker_folder(folder)
     async with (Engine(EngineConfig(str(folder), **SETTINGS)) as engine, run_server(engine, AppConfig()) as one):

@@ -1,31 +1,32 @@
 """An encoder behind the API: vectors, scores, cut texts, and a clear answer to what it does not do."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from app.config import AppConfig
 from engine import Engine, EngineConfig
 from tests.app.api.harness import Server, run_server
 from tests.engine.encoder_folders import make_encoder_folder
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 SETTINGS: dict[str, Any] = {"num_threads": 1, "served_model_name": "tiny"}
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    make_encoder_folder(tmp_path)
-    async with Engine(EngineConfig(str(tmp_path), **SETTINGS)) as engine, run_server(engine, AppConfig()) as one:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    make_encoder_folder(folder := tmp_path_factory.mktemp("encoder"))
+    async with Engine(EngineConfig(str(folder), **SETTINGS)) as engine, run_server(engine, AppConfig()) as one:
         yield one
 
 
-@pytest.fixture
-async def reranker(tmp_path: Path) -> AsyncIterator[Server]:
-    make_encoder_folder(tmp_path, mode=None, num_labels=1)
-    async with Engine(EngineConfig(str(tmp_path), **SETTINGS)) as engine, run_server(engine, AppConfig()) as one:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def reranker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    make_encoder_folder(folder := tmp_path_factory.mktemp("reranker"), mode=None, num_labels=1)
+    async with Engine(EngineConfig(str(folder), **SETTINGS)) as engine, run_server(engine, AppConfig()) as one:
         yield one
 
 

@@ -12,12 +12,6 @@ from tests.app.api.harness import Server, events, needs_model
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), needs_model]
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello! Who are you?"}], "max_tokens": 24}
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "maximum": 99}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
 
 
 COLOURS = ["red", "green"]
@@ -55,15 +49,6 @@ async def test_a_schema_that_cannot_be_kept_exactly_is_refused_with_keyword_and_
     status, reply = await chat(server, response_format=response_format)
     told = {"code": "unsupported_grammar", "param": "response_format", "keyword": "$dynamicRef"}
     assert status == 400 and reply["error"].items() >= told.items()
-
-
-async def test_scoring_a_prompt_gives_each_of_its_tokens_a_probability(server: Server) -> None:
-    body = {"prompt": "The name is Ada.", "echo": True, "max_tokens": 0, "logprobs": 2}
-    _, reply = await server.post("/v1/completions", body)
-    logprobs = reply["choices"][0]["logprobs"]
-    assert "".join(logprobs["tokens"]) == body["prompt"] == reply["choices"][0]["text"]
-    assert logprobs["token_logprobs"][0] is None
-    assert all(value < 0 for value in logprobs["token_logprobs"][1:])
 
 
 async def test_a_character_in_parts_has_its_bytes_and_its_place(server: Server) -> None:

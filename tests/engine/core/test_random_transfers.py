@@ -138,11 +138,10 @@ class ExchangingHouse(SchedulerHarness):
 
 
 @pytest.mark.parametrize(
-    ("narrower", "num_states"),
-    [((), 0), ((9,), 0), ((), 5)],
-    ids=["one group", "with a window", "with states"],
+    ("num_slots", "narrower", "num_states"),
+    [(200, (), 0), (5, (9,), 0), (12, (9,), 0), (5, (), 5), (200, (), 5)],
+    ids=["one group", "few slots with a window", "with a window", "few slots with states", "with states"],
 )
-@pytest.mark.parametrize("num_slots", [5, 12, 200])
 def test_any_order_of_transfers_keeps_blocks_and_tokens_right(
     monkeypatch: pytest.MonkeyPatch, num_slots: int, narrower: tuple[int, ...], num_states: int
 ) -> None:

@@ -32,12 +32,6 @@ def run_alone(request: AddRequest) -> SchedulerHarness:
 LASTING, LONG_ANSWER = find_prompt(30, ends=False)
 
 
-def test_max_tokens_ends_with_length() -> None:
-    house = run_alone(make_request("a", LASTING, max_tokens=7))
-    assert house.outputs["a"] == LONG_ANSWER[:7]
-    assert finish_of(house, "a") == ("length", None)
-
-
 @pytest.mark.parametrize(("ignored", "gated"), [(False, False), (True, True), (True, False)])
 def test_eos_ends_with_stop_unless_it_is_ignored_without_a_grammar(ignored: bool, gated: bool) -> None:
     """The matcher is over then: there is nothing left to write."""
@@ -222,17 +216,6 @@ def test_a_row_whose_mask_is_late_is_skipped_and_caught_up(house: SchedulerHarne
     house.run()
     assert house.outputs["gated"] == house.outputs["plain"] == LONG_ANSWER[:10]
     assert [house.num_accepted[house.handles[name]] for name in ("gated", "plain")] == [10, 0]
-
-
-def test_masks_are_ordered_only_when_all_tokens_before_are_known(house: SchedulerHarness) -> None:
-    house.work()
-    house.work()
-    assert [order.step_id for order in house.to_grammar] == [0]
-    house.fill()
-    while not house.to_grammar:
-        house.work()
-    (order,) = house.to_grammar
-    assert len(order.accepted) == 1
 
 
 def test_a_row_is_not_given_away_while_its_sample_is_parked() -> None:

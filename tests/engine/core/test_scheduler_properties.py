@@ -106,8 +106,10 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
         assert house.scored[name] == ([] if request.params.logprobs is None else got)
 
 
-@pytest.mark.parametrize(("num_blocks", "window", "narrower"), [(60, None, []), (45, 10, []), (60, None, [10, 10])])
-@pytest.mark.parametrize("has_drafts", [False, True])
+@pytest.mark.parametrize(
+    ("num_blocks", "window", "narrower", "has_drafts"),
+    [(60, None, [], False), (45, 10, [], True), (60, None, [10, 10], True)],
+)
 def test_random_requests_leave_no_block_behind(
     num_blocks: int, window: int | None, narrower: list[int], has_drafts: bool
 ) -> None:

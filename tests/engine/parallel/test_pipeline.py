@@ -56,7 +56,7 @@ def test_stages_compute_the_bits_of_one_rank(name: str, quantization: Any, tmp_p
     folder = save(make_transformers_model(family, **EIGHTHS | overrides), tmp_path)
     ops = make_native_ops(require_library(), 1)
     expected = drive(load_model(folder, ops=ops, quantization=quantization))
-    for num_stages in (2, 3):
+    for num_stages in (2, 3) if name == "tied head" else (3,):
         chain = StageChain(folder, num_stages, ops=limit_ops(ops), quantization=quantization)
         found = drive(chain)
         assert torch.equal(found, expected), f"{num_stages}: {(found - expected).abs().max()}"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from engine import LLM, Engine, EngineConfig, SamplingParams
 from engine.config_fields import DEMO_MODEL
-from tests.engine.mixed_requests import TIGHT, make_mixed_requests, run_mixed
 from tests.waiting import wait_until
 
 MakeConfig = Callable[..., EngineConfig]
@@ -29,17 +28,6 @@ def signal_rank(parent: int, number: signal.Signals) -> None:
 
 async def generate(engine: Engine, params: SamplingParams) -> list[int]:
     return [output async for output in engine.generate("Once", params)][-1].outputs[0].token_ids
-
-
-async def test_mixed_requests_have_the_tokens_and_logprobs_of_one_rank(make_config: MakeConfig) -> None:
-    requests = make_mixed_requests(num_requests=26)
-    settings = TIGHT | {"core": "local", "attention_backend": "native"}
-    async with Engine(make_config(**settings, batch_invariant_tp=True)) as engine:
-        expected = await run_mixed(engine, requests)
-    async with Engine(make_config(**settings, tensor_parallel_size=2)) as engine:
-        assert await run_mixed(engine, requests) == expected
-        stats = engine.stats()
-    assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
 
 
 def test_drafts_change_no_text_of_ranks() -> None:

@@ -90,10 +90,10 @@ def test_a_full_store_keeps_the_units_that_were_used_last(open_store: Callable[.
     store = open_store()
     used = make_unit(0)
     store.save_kv([used])
-    for number in range(1, 3000):
+    for number in range(1, 1600):
         store.save_kv([make_unit(number)])
         assert store.start_load_kv([make_empty(used[0])]) == [True]
-    found = sum(store.start_load_kv([make_empty(make_unit(number)[0]) for number in range(1, 3000)]))
+    found = sum(store.start_load_kv([make_empty(make_unit(number)[0]) for number in range(1, 1600)]))
     assert 700 < found <= SMALL // LAYOUT.num_bytes
     store.shutdown()
 

@@ -124,7 +124,9 @@ class Machine:
         new = []
         if free and self.dice.random() < 0.4:
             for row in self.dice.sample(free, min(len(free), self.dice.choice([1, 2, 30]))):
-                length = self.dice.choice([1, 2, 5, 16, 17, 40, 1000, 1100, 1100])
+                # torch computes the states of long prompts token by token here
+                long = [] if self.kind == "hybrid" else [1000, 1100, 1100]
+                length = self.dice.choice([1, 2, 5, 16, 17, 40, *long])
                 new.append(self.add(row, length, self.dice.randint(1, 3) if length >= 1040 else 0))
         running = [row for row in self.ends if row not in {each.row for each in new}]
         chosen = self.dice.sample(running, self.dice.randint(0, len(running)))
