@@ -51,10 +51,10 @@ def make_batch(
         blocks = [free.pop() for _ in range(counts[request])]
         tables[request, : len(blocks)] = torch.tensor(blocks)
         generator = torch.Generator().manual_seed(request)
-        for position in range(seq_len):
-            place = (blocks[position // block_size], position % block_size)
-            k_cache[place] = torch.randn(shape[2:], generator=generator).to(dtype)
-            v_cache[place] = torch.randn(shape[2:], generator=generator).to(dtype)
+        positions = torch.arange(seq_len)
+        places = (torch.tensor(blocks)[positions // block_size], positions % block_size)
+        for cache in (k_cache, v_cache):
+            cache[places] = torch.randn(seq_len, *shape[2:], generator=generator).to(dtype)
         queries.append(torch.randn(query_len, num_heads, head_dim, generator=generator).to(dtype))
     query_lens, seq_lens = [pair[0] for pair in lens], [pair[1] for pair in lens]
     return PagedBatch(

@@ -155,7 +155,7 @@ def test_layers_with_and_without_window_share_one_plan() -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "native"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lens=st.lists(st.tuples(st.sampled_from([1, 1, 2, 3, 16, 17, 40]), st.integers(0, 150)), min_size=1, max_size=7),
     block_size=st.integers(1, 20),

@@ -1,9 +1,12 @@
 """What overload leaves behind on a server: nothing; and what the tool says of it."""
 
+import pytest
+
 from app.bench.client import Record
 from tests.measure.overload import Phase, Result, Size, describe, run
 
 
+@pytest.mark.soak
 async def test_a_crowd_a_storm_and_a_slow_reader_leave_nothing_behind() -> None:
     size = Size(4, 4, num_clients=16, seconds=1.0, num_aborts=60, abort_rate=60.0)
     result = await run(size, ["--mock-step-ms", "5", "--num-blocks", "512"])

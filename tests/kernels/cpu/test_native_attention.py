@@ -42,8 +42,7 @@ def test_one_cache_holds_keys_that_are_the_values_too(
     torch.testing.assert_close(actual.float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("window", [None, 70])
-@pytest.mark.parametrize("is_int8", [False, True])
+@pytest.mark.parametrize(("is_int8", "window"), [(False, 70), (True, None)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("chunks", [[1] * 200, [13] * 15 + [5], [150, 50], [64, 64, 64, 8]])
 def test_a_prompt_in_chunks_gives_the_same_bits(
@@ -87,8 +86,7 @@ def test_a_request_in_a_batch_gives_the_bits_it_gives_alone(
         assert torch.equal(alone, together[rows])
 
 
-@pytest.mark.parametrize("is_int8", [False, True])
-@pytest.mark.parametrize("window", [None, 1000])
+@pytest.mark.parametrize(("is_int8", "window"), [(False, None), (True, 1000)])
 @pytest.mark.parametrize("lens", [MIXED, [(1, 5000)], [(3, 1500), (1, 600)], [(9, 2100)] * 3])
 def test_the_number_of_threads_does_not_matter(
     native: NativeOps, lens: list[tuple[int, int]], is_int8: bool, window: int | None
