@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from app import __version__
 from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest
 from app.api.model_pool import Pool
@@ -20,6 +19,7 @@ router = APIRouter(route_class=JsonRoute)
 Json = dict[str, Any]
 
 FOREVER = "9999-12-31T23:59:59Z"  # the model is never unloaded
+OLLAMA_VERSION = "0.12.0"  # whose routes these are; clients such as Copilot refuse a server below 0.6.4
 
 
 @router.get("/tags")
@@ -60,7 +60,8 @@ async def show_model(body: ModelName, context: Context, pool: Pool) -> Json:
         "embedding": (Path(context.engine.config.model) / "modules.json").is_file(),
     }
     details = describe_details(context, context.report)
-    reply = make_shown(context, details, context.engine.resolved.max_model_len, [name for name in can if can[name]])
+    abilities = [each for each in can if can[each]]
+    reply = make_shown(context, name, details, context.engine.resolved.max_model_len, abilities)
     reply["template"] = "" if tokenizer is None else tokenizer.describe()["chat_template"] or ""
     reply["model_info"]["general.parameter_count"] = context.report.num_parameters
     return reply
@@ -68,8 +69,8 @@ async def show_model(body: ModelName, context: Context, pool: Pool) -> Json:
 
 @router.get("/version")
 async def show_version() -> dict[str, str]:
-    """The version of this server."""
-    return {"version": __version__}
+    """Return the version of Ollama whose routes these are, which clients compare with what they need."""
+    return {"version": OLLAMA_VERSION}
 
 
 def describe_model(name: str, context: ApiContext, report: ModelReport) -> Json:
@@ -88,7 +89,7 @@ def show_entry(entry: CatalogueEntry, context: ApiContext) -> Json:
     """Return the reply of /api/show for a further model."""
     details = make_details(entry.format, entry.architecture)
     can = ["completion", *["vision"] * ("image" in entry.modalities)]
-    return make_shown(context, details, entry.context_length, can) | {"license": entry.license or ""}
+    return make_shown(context, entry.name, details, entry.context_length, can) | {"license": entry.license or ""}
 
 
 def describe_details(context: ApiContext, report: ModelReport) -> Json:
@@ -116,10 +117,13 @@ def make_listed(context: ApiContext, name: str, identity: str, num_bytes: int, d
     }
 
 
-def make_shown(context: ApiContext, details: Json, length: int | None, can: list[str]) -> Json:
+def make_shown(context: ApiContext, name: str, details: Json, length: int | None, can: list[str]) -> Json:
     family = details["family"]
     return {
         "modelfile": "", "parameters": "", "license": "", "template": "", "details": details,
-        "model_info": {"general.architecture": family, f"{family}.context_length": length},
+        "model_info": {
+            "general.architecture": family, "general.basename": name.removesuffix(":latest"),
+            f"{family}.context_length": length,
+        },
         "capabilities": can, "modified_at": show_time(context.created),
     }

@@ -105,16 +105,27 @@ class OllamaGenerate(AnswerFields):
     raw: bool = False
 
 
-class OllamaEmbed(Fields):
-    """POST /api/embed."""
+class EmbedFields(Fields):
+    """The fields of both routes of vectors."""
 
     CONSTRAINTS = VECTOR
 
     model: str
-    input: str | Annotated[list[str], Field(max_length=MAX_INPUTS)]
     dimensions: Annotated[Integer, Field(ge=1)] | None = None
     truncate: bool = True
     options: Options = Field(default_factory=Options)
+
+
+class OllamaEmbed(EmbedFields):
+    """POST /api/embed."""
+
+    input: str | Annotated[list[str], Field(max_length=MAX_INPUTS)]
+
+
+class OllamaEmbedPrompt(EmbedFields):
+    """POST /api/embeddings."""
+
+    prompt: str
 
 
 class ModelName(Fields):

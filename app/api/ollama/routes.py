@@ -1,4 +1,4 @@
-"""Ollama's API, over what chat and text completions do: /api/chat, /api/generate, /api/embed.
+"""Ollama's API, over what chat and text completions do: /api/chat, /api/generate, /api/embed, /api/embeddings.
 
 Streams are lines of JSON. Fields that only concern the runner of a model, such as keep_alive, are left out and named
 in the header x-troupe-warning.
@@ -20,7 +20,15 @@ from app.api.fields import warn
 from app.api.messages import read_message
 from app.api.ollama import models
 from app.api.ollama.messages import make_content, read_messages
-from app.api.ollama.request import NAMES, OllamaChat, OllamaEmbed, OllamaGenerate, own_model
+from app.api.ollama.request import (
+    NAMES,
+    EmbedFields,
+    OllamaChat,
+    OllamaEmbed,
+    OllamaEmbedPrompt,
+    OllamaGenerate,
+    own_model,
+)
 from app.api.ollama.writer import AnswerWriter, make_line, show_time
 from app.api.protocol import ChatFields, CompletionRequest
 from app.api.sse import JsonLines, unless_gone
@@ -97,17 +105,33 @@ def describe_loaded(name: str, context: ApiContext, answer: Json) -> Response:
 @router.post("/embed")
 async def embed(body: OllamaEmbed, request: Request, context: Context) -> JSONResponse:
     """Return one vector per text; texts are cut to the model's length unless truncate is false."""
-    model = context.check_model(own_model(body.model, context))
-    context.require_ready()
     texts = [body.input] if isinstance(body.input, str) else body.input
-    adapter = context.select_adapter(model)
-    found: list[Embedding] = []
-    if texts:
-        most = -1 if body.truncate else None
-        work = context.embedder.embed(texts, body.dimensions, lora_request=adapter, max_tokens=most)
-        found = await finish(work, request, model)
-    if any(each.is_cut for each in found):
-        warn("an input was cut to the tokens that the model reads")
+    found = await embed_texts(texts, body, request, context)
     vectors = [each.vector.tolist() for each in found]
     num_tokens = sum(each.num_tokens for each in found)
+    model = own_model(body.model, context)
     return JSONResponse({"model": model, "embeddings": vectors, "prompt_eval_count": num_tokens})
+
+
+@router.post("/embeddings")
+async def embed_prompt(body: OllamaEmbedPrompt, request: Request, context: Context) -> JSONResponse:
+    """Return the vector of one text: the older form of /api/embed."""
+    (found,) = await embed_texts([body.prompt], body, request, context)
+    return JSONResponse({"embedding": found.vector.tolist()})
+
+
+async def embed_texts(
+    texts: list[str], body: EmbedFields, request: Request, context: ApiContext
+) -> list[Embedding]:
+    """Return what each text becomes, in order."""
+    model = context.check_model(own_model(body.model, context))
+    context.require_ready()
+    if not texts:
+        return []
+    most = -1 if body.truncate else None
+    adapter = context.select_adapter(model)
+    work = context.embedder.embed(texts, body.dimensions, lora_request=adapter, max_tokens=most)
+    found = await finish(work, request, model)
+    if any(each.is_cut for each in found):
+        warn("an input was cut to the tokens that the model reads")
+    return found

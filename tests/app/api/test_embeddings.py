@@ -175,6 +175,9 @@ async def test_ollamas_route_cuts_what_is_too_long(server: Server) -> None:
     assert "an input was cut" in headers["x-troupe-warning"]
     status, reply = await server.post("/api/embed", body | {"truncate": False})
     assert status == 400 and "input" in reply["error"]
+    _, one = await server.post("/api/embeddings", {"model": "tiny", "prompt": "hello world"})
+    _, several = await server.post("/api/embed", {"model": "tiny", "input": ["hello world"]})
+    assert one == {"embedding": several["embeddings"][0]}
 
 
 async def test_vectors_are_given_up_when_the_client_goes_and_logged(

@@ -130,7 +130,9 @@ async def test_the_model_is_listed_and_described(server: Server, client_of: Clie
     assert listed.model == running.model == "fake:latest" and listed.digest == running.digest
     assert listed.model is not None and (await client.chat(listed.model, USER)).done
     assert shown.capabilities == ["completion"] and shown.modelinfo["FakeForCausalLM.context_length"] == 2048
-    assert (await server.get("/api/version"))[1].keys() == {"version"}
+    assert shown.modelinfo["general.basename"] == "fake"
+    version = (await server.get("/api/version"))[1]["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4), "Copilot refuses older servers"
 
 
 @pytest.mark.parametrize(
