@@ -9,7 +9,7 @@ from engine import Engine, RequestOutput, SamplingParams
 from engine.core.request import Request
 from grammar import GrammarSpec
 
-NUM_REQUESTS = 78  # three of each kind
+NUM_REQUESTS = 26  # one of each kind
 # Few blocks and seats, so that requests wait, are preempted and give way to more urgent ones.
 TIGHT: dict[str, Any] = {
     "num_blocks": 50, "max_num_seqs": 16, "max_model_len": 400, "max_num_batched_tokens": 256,

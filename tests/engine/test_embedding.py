@@ -124,8 +124,7 @@ async def test_many_requests_with_aborts_leave_no_task_and_no_block(make_config:
 @pytest.mark.parametrize(
     ("way", "delay_s"),
     [
-        ("engine", 0.15), ("llm", 1.0), pytest.param("engine", 0.0, marks=pytest.mark.soak),
-        pytest.param("llm", 0.05, marks=pytest.mark.soak),
+        ("llm", 1.0), *(pytest.param(*each, marks=pytest.mark.soak) for each in (("engine", 0.15), ("llm", 0.05))),
     ],
 )
 def test_ctrl_c_ends_the_program_at_any_moment(way: str, delay_s: float, checkpoint: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_prompt_is_that_of_transformers(folder: Path, reference: tuple[Any, An
         whole = partial(expand_gemma3, tokenizer)
     elif model.config.model_type != "mistral3":
         pytest.skip("its processor needs torchvision, for videos")
-    with LLM(str(folder)) as llm:
+    with LLM(str(folder), num_blocks=400) as llm:
         for name, chat in CHATS.items():
             (output,) = llm.chat(chat, SamplingParams(max_tokens=1), use_tqdm=False)
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
@@ -165,7 +165,7 @@ def test_answers_about_images_have_the_logprobs_of_transformers(
     folder: Path, reference: tuple[Any, Any], settings: dict[str, Any]
 ) -> None:
     """Alone, in a mixed batch, in chunks, and after a hit in the prefix cache."""
-    with LLM(str(folder), **settings) as llm:
+    with LLM(str(folder), num_blocks=400, **settings) as llm:
         for name, chat in CHATS.items():
             (output,) = llm.chat(chat, GREEDY, use_tqdm=False)
             assert not output.num_cached_tokens or name in ("two", "none")
@@ -190,7 +190,7 @@ def answer_all(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def plain_answers(smolvlm: Path) -> list[list[int]]:
-    with LLM(str(smolvlm)) as llm:
+    with LLM(str(smolvlm), num_blocks=400) as llm:
         return answer_all(llm, SEEDED)
 
 
@@ -206,7 +206,7 @@ def test_texts_do_not_depend_on_the_settings(
     smolvlm: Path, plain_answers: list[list[int]], settings: dict[str, Any]
 ) -> None:
     """Preemption, drafts, and another process whose blocks come back from the host."""
-    with LLM(str(smolvlm), max_model_len=320, **settings) as llm:
+    with LLM(str(smolvlm), max_model_len=320, **{"num_blocks": 400} | settings) as llm:
         assert answer_all(llm, SEEDED) == plain_answers
         assert answer_all(llm, SEEDED) == plain_answers
 
@@ -221,19 +221,19 @@ def test_an_image_in_ten_requests_is_encoded_once(smolvlm: Path, monkeypatch: py
 
     monkeypatch.setattr(ImageEncoder, "encode", count)
     chats = [ask(f"Question {number}: ", PICTURES["wide"]) for number in range(10)]
-    with LLM(str(smolvlm)) as llm:
+    with LLM(str(smolvlm), num_blocks=400) as llm:
         llm.chat(chats, GREEDY, use_tqdm=False)
         assert len(encoded) == 1
         llm.chat(chats[:2], GREEDY, use_tqdm=False, cache_salt="other tenant")
         assert len(encoded) == 2
-    with LLM(str(smolvlm), mm_encoder_cache_gb=0) as llm:
+    with LLM(str(smolvlm), num_blocks=400, mm_encoder_cache_gb=0) as llm:
         llm.chat(chats[:2], GREEDY, use_tqdm=False)
         assert len(encoded) == 4
 
 
 def test_another_image_of_the_same_size_shares_no_block(smolvlm: Path) -> None:
     before = "The same text comes before both of the images. "
-    with LLM(str(smolvlm)) as llm:
+    with LLM(str(smolvlm), num_blocks=400) as llm:
         first, second, again = (
             llm.chat(ask(before, make_picture((90, 40), seed), "?"), GREEDY, use_tqdm=False)[0]
             for seed in (7, 8, 7)
@@ -245,7 +245,7 @@ def test_another_image_of_the_same_size_shares_no_block(smolvlm: Path) -> None:
 
 
 def test_generate_takes_images_beside_a_prompt(smolvlm: Path) -> None:
-    with LLM(str(smolvlm)) as llm:
+    with LLM(str(smolvlm), num_blocks=400) as llm:
         (expected,) = llm.chat(CHATS["two"], GREEDY, use_tqdm=False)
         text = "<|im_start|>user:Compare <image> and <image>.</s>\nassistant:"
         pictures = [PICTURES["small"], to_bytes(PICTURES["tall"])]
@@ -286,7 +286,7 @@ async def test_aborts_end_requests_whose_images_are_being_encoded(
         return encode(encoder, pixels, grid)
 
     monkeypatch.setattr(ImageEncoder, "encode", wait)
-    async with Engine(EngineConfig(model=str(smolvlm))) as engine:
+    async with Engine(EngineConfig(model=str(smolvlm), num_blocks=400)) as engine:
 
         async def run(name: str, chat: list[dict[str, Any]]) -> RequestOutput:
             stream = engine.generate(await engine.render_chat(chat), GREEDY, name)
@@ -314,7 +314,7 @@ async def test_images_that_are_too_large_for_one_message_are_refused_by_name(
 
 async def test_an_encoder_that_fails_ends_its_request_only(smolvlm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageEncoder, "encode", lambda *_: 1 / 0)
-    async with Engine(EngineConfig(model=str(smolvlm))) as engine:
+    async with Engine(EngineConfig(model=str(smolvlm), num_blocks=400)) as engine:
         prompt = await engine.render_chat(CHATS["small"])
         with pytest.raises(EngineError, match="an image could not be encoded"):
             _ = [output async for output in engine.generate(prompt, GREEDY)]
@@ -324,10 +324,10 @@ async def test_an_encoder_that_fails_ends_its_request_only(smolvlm: Path, monkey
 
 def test_a_journal_replays_an_answer_about_an_image(smolvlm: Path, tmp_path: Path) -> None:
     seeded = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
-    with LLM(str(smolvlm), journal=str(tmp_path / "journal")) as llm:
+    with LLM(str(smolvlm), num_blocks=400, journal=str(tmp_path / "journal")) as llm:
         (expected,) = llm.chat(CHATS["two"], seeded, use_tqdm=False)
     (recorded,) = read_journal(str(tmp_path / "journal"))
-    with LLM(str(smolvlm)) as llm:
+    with LLM(str(smolvlm), num_blocks=400) as llm:
         (found,) = llm.generate(recorded.prompt, seeded, use_tqdm=False)
     assert found.outputs[0].token_ids == expected.outputs[0].token_ids
 

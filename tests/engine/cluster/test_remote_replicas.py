@@ -57,13 +57,13 @@ async def serve_remotely(config: EngineConfig, num_replicas: int, key: str = KEY
 async def test_a_cut_connection_changes_no_text(
     make_config: MakeConfig, mixed_answers: list[list[Completion]]
 ) -> None:
-    requests = make_mixed_requests()[:52]
+    requests = make_mixed_requests()
     async with serve_remotely(make_config(**ROOMY), 2) as engine:
         answers = asyncio.ensure_future(run_mixed(engine, requests))
-        for num_tokens in (100, 500, 900):
+        for num_tokens in (100, 300, 500):
             await wait_until(lambda n=num_tokens: answers.done() or engine.stats().generation_tokens > n)
             engine.replicas[num_tokens % 2].restart()
-        assert await answers == mixed_answers[:52]
+        assert await answers == mixed_answers
         assert engine.stats().num_resumed > 0
 
 

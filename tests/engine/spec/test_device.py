@@ -85,7 +85,8 @@ def test_as_many_tokens_are_accepted_as_by_a_slow_reference(
 
 def test_a_prefix_hit_keeps_the_drafters_keys() -> None:
     ids = read_prompts(open_encoder(FOLDER), 1, 1)["extraction"][0]
-    with LLM(speculative_config=METHODS["eagle"] | {"adaptive": False}, num_threads=1, max_model_len=1024) as llm:
+    config = METHODS["eagle"] | {"adaptive": False}
+    with LLM(speculative_config=config, num_threads=1, num_blocks=200, max_model_len=1024) as llm:
         first, second = (llm.generate(ids, GREEDY, use_tqdm=False)[0] for _ in range(2))
     assert second.num_cached_tokens >= len(ids) - 16
     assert second.outputs[0].token_ids == first.outputs[0].token_ids
