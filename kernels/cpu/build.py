@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kernels.cpu.library import NativeLibrary
+from kernels.cpu.structs import SOURCES
 
-_SOURCES = Path(__file__).resolve().parent / "src"
 _COMPILERS = ("g++", "c++", "clang++")
 _FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
@@ -139,7 +139,7 @@ class NativeBuild:
         digest = hashlib.sha256()
         for part in (*command, probe.stdout, *sorted(read_cpu_flags())):
             digest.update(part.encode() + b"\0")
-        for path in sorted(_SOURCES.iterdir()):
+        for path in sorted(SOURCES.iterdir()):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         return digest.hexdigest()[:32]
 
@@ -155,7 +155,7 @@ class NativeBuild:
     def _compile_into(self, command: list[str], target: Path) -> None:
         with tempfile.TemporaryDirectory(dir=self._cache, prefix="build-") as folder:
             output = Path(folder) / target.name
-            sources = [os.fspath(path) for path in sorted(_SOURCES.glob("*.cpp"))]
+            sources = [os.fspath(path) for path in sorted(SOURCES.glob("*.cpp"))]
             _compile([*command, *sources, "-o", os.fspath(output)])
             output.chmod(stat.S_IRWXU)
             output.replace(target)

@@ -8,23 +8,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
-from kernels.cpu.structs import (
-    AttentionShapeStruct,
-    BatchStruct,
-    CallStruct,
-    ConvStruct,
-    DrawStruct,
-    ExpertsStruct,
-    LinearStruct,
-    LoraSegmentStruct,
-    RopeStoreStruct,
-    ScanStruct,
-    SegmentsStruct,
-)
+from kernels.cpu.structs import SIGNATURES, TAPE_FUNCTIONS
 
 _ISA_NAMES = (
     "AVX2",
@@ -35,63 +22,6 @@ _ISA_NAMES = (
     "NEON with bfloat16 products",
 )
 MAX_THREADS = 256
-# Functions that a tape may repeat, in the order of `kReplays` in `src/exports.cpp`.
-TAPE_FUNCTIONS = (
-    *("linear", "lora", "experts", "attention", "rms_norm", "add_rms_norm", "activate", "rope_store"),
-    *("conv", "scan"),
-)
-# function -> (result, arguments); those that compute run in a pool, their first argument
-_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
-    "pack_weight": (None, [c_void_p, c_int32, c_void_p, c_int32, c_int64, c_int64, c_void_p]),
-    "pack_grouped": (None, [c_void_p, POINTER(LinearStruct), *[c_void_p] * 4]),
-    "grouped_bytes": (c_int64, [POINTER(LinearStruct)]),
-    "split_blocks": (c_int, [c_void_p, c_int32, c_void_p, c_int64, *[c_void_p] * 3]),
-    "round_rows": (None, [c_void_p, c_void_p, *[c_int64] * 3, c_int32, *[c_void_p] * 3]),
-    "unpack_rows": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int64, c_void_p]),
-    "fits_bfloat16": (c_int, [c_void_p, c_void_p, c_int64]),
-    "linear": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int32, c_void_p, c_int32, c_int64]),
-    "lora": (
-        None,
-        [
-            *(c_void_p, c_void_p, POINTER(LoraSegmentStruct), c_int64, c_void_p, c_int32),
-            *(c_void_p, c_int32),
-        ],
-    ),
-    "experts": (
-        None,
-        [
-            *(c_void_p, POINTER(ExpertsStruct), c_void_p, c_int32, c_void_p, c_void_p),
-            *(c_int64, c_int64, c_void_p, c_int32),
-        ],
-    ),
-    "attention": (
-        None,
-        [
-            *(c_void_p, POINTER(BatchStruct), POINTER(AttentionShapeStruct), c_void_p, c_int64),
-            *(c_void_p, c_void_p, c_void_p),
-        ],
-    ),
-    "rms_norm": (
-        None,
-        [c_void_p, c_int32, c_void_p, c_void_p, c_int64, c_float, c_void_p, c_int64, c_int64],
-    ),
-    "add_rms_norm": (
-        None,
-        [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64],
-    ),
-    "activate": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64]),
-    "rope_store": (None, [c_void_p, POINTER(RopeStoreStruct)]),
-    "conv": (None, [c_void_p, POINTER(ConvStruct), POINTER(SegmentsStruct)]),
-    "scan": (None, [c_void_p, POINTER(ScanStruct), POINTER(SegmentsStruct)]),
-    "draw": (None, [c_void_p, POINTER(DrawStruct)]),
-    "penalise": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 3]),
-    "replay": (None, [c_void_p, POINTER(CallStruct), c_int64]),
-    "read": (c_int32, [c_void_p, c_void_p, c_int64]),
-    "isa": (c_int, []),
-    "make_pool": (c_void_p, [c_int]),
-    "free_pool": (None, [c_void_p]),
-    "packed_bytes": (c_int64, [c_int32, c_int64, c_int64]),
-}
 
 
 class NativeLibrary:
@@ -102,7 +32,7 @@ class NativeLibrary:
         self._library = ctypes.CDLL(os.fspath(path))
         self._functions = {}
         self._watch_lock = threading.Lock()
-        for name, (result, arguments) in _SIGNATURES.items():
+        for name, (result, arguments) in SIGNATURES.items():
             function = self._library[f"troupe_{name}"]
             function.restype, function.argtypes = result, arguments
             self._functions[name] = function

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.structs import LoraPartStruct, LoraSegmentStruct, LoraStruct
+from kernels.cpu.structs import LoraPartStruct, LoraStruct
 from kernels.cpu.weights import DTYPES, address
 from kernels.lora import LoraMatrix
 
@@ -17,7 +14,7 @@ PANEL_WIDTH = 32  # kLoraPanelWidth of `src/lora.h`
 
 
 class NativeLora:
-    """Keeps the memory alive that the structure at `address` points to."""
+    """Keeps the memory alive that `struct` points to."""
 
     def __init__(self, matrix: LoraMatrix) -> None:
         dtypes = {matrix.a.dtype, *(part.b.dtype for part in matrix.parts)}
@@ -39,21 +36,12 @@ class NativeLora:
                 *(panels.data_ptr(), address(part.factor), address(part.offset)),
                 *(part.start, part.width, part.first_rank, part.rank),
             )
-        self._struct = LoraStruct(
+        self.struct = LoraStruct(
             *(self._kept[0].data_ptr(), scales.data_ptr(), self._parts, len(matrix.parts)),
             *(len(matrix.a), self.in_features, self.out_features, DTYPES[dtype], 0),
         )
-        self.address = ctypes.addressof(self._struct)
 
 
 def pack_lora(matrix: LoraMatrix) -> NativeLora:
     """Lay an adapter's change of a matrix out for the native op."""
     return NativeLora(matrix)
-
-
-def make_segments(pointers: Sequence[tuple[int, int, int]]) -> ctypes.Array[LoraSegmentStruct]:
-    """Return segments as C sees them, from (pointer, start, end)."""
-    found = (LoraSegmentStruct * len(pointers))()
-    for at, (pointer, start, end) in enumerate(pointers):
-        found[at] = LoraSegmentStruct(pointer, start, end - start)
-    return found

@@ -13,7 +13,7 @@ from torch import Tensor
 import kernels.torch as torch_ops
 from kernels.cpu.experts import pack_experts, run_experts, unpack_experts
 from kernels.cpu.library import NativeLibrary, ThreadPool
-from kernels.cpu.lora import NativeLora, make_segments, pack_lora
+from kernels.cpu.lora import NativeLora, pack_lora
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.pieces import check_caches, count_parts, count_piece_slots
 from kernels.cpu.plan import NativePlan
@@ -21,7 +21,7 @@ from kernels.cpu.sampling import draw, penalise
 from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.states import run_conv, scan_states
 from kernels.cpu.stored import put_together, take_apart
-from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, RopeStoreStruct
+from kernels.cpu.structs import AttentionShapeStruct, BatchStruct, LoraSegmentStruct, RopeStoreStruct
 from kernels.cpu.tape import Arena, Tape
 from kernels.cpu.weights import (
     DTYPES,
@@ -297,11 +297,13 @@ class NativeOps:
         _check(x, (y.shape[0], first.in_features), x.dtype, "x")
         _check(y, (y.shape[0], first.out_features), y.dtype, "y")
         _check(rows, (rows.shape[0],), torch.int64, "rows")
-        pointers = [(each.matrix.address, each.start, each.end) for each in segments]
+        structs = (LoraSegmentStruct * len(segments))()
+        for struct, (matrix, start, end) in zip(structs, segments, strict=True):
+            struct.lora, struct.first, struct.count = ctypes.pointer(matrix.struct), start, end - start
         self.library.lora(
             self.pool.handle,
             rows.data_ptr(),
-            make_segments(pointers),
+            structs,
             len(segments),
             x.data_ptr(),
             _code(x),

@@ -1,163 +1,78 @@
-"""The structures of `src/*.h` as ctypes sees them, field by field."""
+"""The C interface as ctypes sees it, read from the declarations in `src/`: headers and exports.cpp.
+
+Fields and arguments are pointers, or numbers of `_NUMBERS`. A pointer to a structure below has its type, so that ctypes
+checks it and keeps its target alive.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
-from typing import ClassVar
+import re
+from ctypes import POINTER, c_float, c_int, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any, ClassVar
 
-MAX_ARGUMENTS = 9  # kMaxArguments of `src/exports.cpp`
-Field = tuple[str, type]
-MAX_ARGUMENTS = 9  # kMaxArguments of `src/exports.cpp`
-
-
-class LinearStruct(ctypes.Structure):
-    """`Linear`: a packed matrix."""
-
-    _fields_: ClassVar[list[Field]] = [
-        ("panels", c_void_p),
-        ("bias", c_void_p),
-        ("in_features", c_int64),
-        ("out_features", c_int64),
-        ("kind", c_int32),
-        ("group_size", c_int32),
-    ]
-
-
-class ExpertsStruct(ctypes.Structure):
-    """`Experts`: the matrices of all experts of a layer."""
-
-    _fields_: ClassVar[list[Field]] = [
-        *((name, POINTER(LinearStruct)) for name in ("gate", "up", "down")),
-        ("num_experts", c_int64),
-        ("alpha", c_float),
-        ("limit", c_float),
-    ]
-
-
-class BatchStruct(ctypes.Structure):
-    """`Batch`: the requests of a step."""
-
-    _fields_: ClassVar[list[Field]] = [
-        ("block_tables", c_void_p),
-        ("query_start_loc", c_void_p),
-        ("seq_lens", c_void_p),
-        ("num_requests", c_int64),
-        ("max_blocks", c_int64),
-    ]
-
-
-class AttentionShapeStruct(ctypes.Structure):
-    """`AttentionShape`: one layer's view of the cache."""
-
-    _fields_: ClassVar[list[Field]] = [
-        ("num_heads", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("block_size", c_int64),
-        ("sliding_window", c_int64),
-        ("scale", c_float),
-        ("soft_cap", c_float),
-        ("dtype", c_int32),
-        ("is_int8", c_int32),
-        ("sinks", c_void_p),
-    ]
-
-
-class RopeStoreStruct(ctypes.Structure):
-    """`RopeStore`: the operands of norm_rope_store."""
-
-    _fields_: ClassVar[list[Field]] = [
-        *(
-            (name, c_void_p)
-            for name in ("heads", "qk_norm", "cos", "sin", "k_cache", "v_cache", "slots", "q")
-        ),
-        *((name, c_int64) for name in ("num_tokens", "num_heads", "num_kv_heads", "head_dim")),
-        ("eps", c_float),
-        ("dtype", c_int32),
-        ("is_int8", c_int32),
-        ("piece_slots", c_int32),
-    ]
-
-
-class LoraPartStruct(ctypes.Structure):
-    """`LoraPart`: the change of some outputs of a matrix."""
-
-    _fields_: ClassVar[list[Field]] = [
-        *((name, c_void_p) for name in ("b", "factor", "offset")),
-        *((name, c_int64) for name in ("start", "width", "first_rank", "rank")),
-    ]
-
-
-class LoraStruct(ctypes.Structure):
-    """`Lora`: an adapter's change of one matrix."""
-
-    _fields_: ClassVar[list[Field]] = [
-        ("a", c_void_p),
-        ("scales", c_void_p),
-        ("parts", POINTER(LoraPartStruct)),
-        *((name, c_int64) for name in ("num_parts", "num_ranks", "in_features", "out_features")),
-        ("dtype", c_int32),
-        ("reserved", c_int32),
-    ]
-
-
-class LoraSegmentStruct(ctypes.Structure):
-    """`LoraSegment`: the places of one adapter."""
-
-    _fields_: ClassVar[list[Field]] = [("lora", c_void_p), ("first", c_int64), ("count", c_int64)]
-
-
-class SegmentsStruct(ctypes.Structure):
-    """`Segments`: the segments of a step's runs."""
-
-    _fields_: ClassVar[list[Field]] = [
-        *((name, c_void_p) for name in ("source", "target", "first", "count", "run_ends")),
-        ("num_runs", c_int64),
-    ]
-
-
-class ConvStruct(ctypes.Structure):
-    """`Conv`: the operands of run_conv."""
-
-    _fields_: ClassVar[list[Field]] = [
-        *((name, c_void_p) for name in ("x", "weight", "bias", "states", "out")),
-        *((name, c_int64) for name in ("stride", "channels", "width")),
-        ("has_silu", c_int32),
-        ("reserved", c_int32),
-    ]
-
-
-class ScanStruct(ctypes.Structure):
-    """`Scan`: the operands of scan_states."""
-
-    _fields_: ClassVar[list[Field]] = [
-        *((name, c_void_p) for name in ("mixed", "dt", "beta", "a_log", "dt_bias", "skip", "states", "out")),
-        *((name, c_int64) for name in ("stride", "query_at", "key_at", "value_at")),
-        *((name, c_int64) for name in ("num_heads", "num_groups", "key_size", "value_size")),
-    ]
+SOURCES = Path(__file__).resolve().parent / "src"
+_NUMBERS: dict[str, Any] = {"int": c_int, "int32_t": c_int32, "int64_t": c_int64, "float": c_float, "void": None}
+_headers = "\n".join(path.read_text(encoding="utf-8") for path in sorted(SOURCES.glob("*.h")))
+_exports = (SOURCES / "exports.cpp").read_text(encoding="utf-8")
 
 
 class ArgumentUnion(ctypes.Union):
     """`Argument`: of a call of a tape."""
 
-    _fields_: ClassVar[list[Field]] = [("integer", c_int64), ("number", c_float)]
+    _fields_: ClassVar[list[tuple[str, Any]]] = [("integer", c_int64), ("number", c_float)]
 
 
 class CallStruct(ctypes.Structure):
-    """`Call`: of a tape."""
+    """`Call`: of a tape; 9 is kMaxArguments of exports.cpp."""
 
-    _fields_: ClassVar[list[Field]] = [("function", c_int64), ("arguments", ArgumentUnion * MAX_ARGUMENTS)]
+    _fields_: ClassVar[list[tuple[str, Any]]] = [("function", c_int64), ("arguments", ArgumentUnion * 9)]
 
 
-class DrawStruct(ctypes.Structure):
-    """`Draw`: rows that draw a token."""
+_structs: dict[str, Any] = {"Call": CallStruct}
 
-    _fields_: ClassVar[list[Field]] = [
-        ("logits", c_void_p),
-        ("rows", c_int64),
-        ("vocab", c_int64),
-        *((name, c_void_p) for name in ("keys", "temperature", "top_k", "top_p", "log_min_p", "bitmask")),
-        ("words", c_int64),
-        ("token_ids", c_void_p),
-    ]
+
+def _find_type(declaration: str) -> Any:
+    """Return the type of a declaration, such as `const Linear* gate`."""
+    kind = declaration.removeprefix("const ").replace("*", " ").split()[0]
+    if "*" not in declaration:
+        return _NUMBERS[kind]
+    return POINTER(_structs[kind]) if kind in _structs else c_void_p
+
+
+def _read_struct(name: str) -> Any:
+    """Return a structure of a header; those that it points to come before it."""
+    found = re.search(rf"^struct {name} {{\n(.*?)^}};", _headers, re.DOTALL | re.MULTILINE)
+    assert found is not None, f"no header declares {name}"
+    fields: list[tuple[str, Any]] = []
+    for line in re.sub(r"//.*", "", found[1]).split(";"):
+        if line.strip() and "(" not in line and "}" not in line:
+            kind, *others = line.strip().split(",")
+            names = [each.split()[-1] for each in (kind, *others)]
+            fields += [(each, _find_type(kind)) for each in names]
+    _structs[name] = type(f"{name}Struct", (ctypes.Structure,), {"_fields_": fields})
+    return _structs[name]
+
+
+LinearStruct = _read_struct("Linear")
+ExpertsStruct = _read_struct("Experts")
+BatchStruct = _read_struct("Batch")
+AttentionShapeStruct = _read_struct("AttentionShape")
+RopeStoreStruct = _read_struct("RopeStore")
+LoraPartStruct = _read_struct("LoraPart")
+LoraStruct = _read_struct("Lora")
+LoraSegmentStruct = _read_struct("LoraSegment")
+SegmentsStruct = _read_struct("Segments")
+ConvStruct = _read_struct("Conv")
+ScanStruct = _read_struct("Scan")
+DrawStruct = _read_struct("Draw")
+
+_FUNCTION = re.compile(r"^EXPORT (\w+\*?) troupe_(\w+)\((.*?)\)", re.DOTALL | re.MULTILINE)
+# function -> (result, arguments); those that compute run in a pool, their first argument
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    name: (_find_type(result), [_find_type(each.strip()) for each in arguments.split(",") if each.strip()])
+    for result, name, arguments in _FUNCTION.findall(_exports)
+}
+# Functions that a tape may repeat, in the order of `kReplays`.
+TAPE_FUNCTIONS: tuple[str, ...] = tuple(re.findall(r"replay<troupe_(\w+)>", _exports))

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.cpu.library import TAPE_FUNCTIONS, NativeLibrary, ThreadPool
+from kernels.cpu.library import NativeLibrary, ThreadPool
 from kernels.cpu.plan import NativePlan
 from kernels.cpu.states import find_segments
-from kernels.cpu.structs import ArgumentUnion, CallStruct
+from kernels.cpu.structs import TAPE_FUNCTIONS, ArgumentUnion, CallStruct
 from kernels.states import StateSegments
 
 _ALIGNMENT, _PIECE_BYTES = 64, 2**20

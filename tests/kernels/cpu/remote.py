@@ -52,11 +52,11 @@ class RemoteLibrary(NativeLibrary):
     """The functions of a library, each called in the emulator."""
 
     def __init__(self, architecture: str) -> None:
-        self.path = compile_arm(sorted(build._SOURCES.glob("*.cpp")), "arm.so", *build._FLAGS, f"-march={architecture}")
+        self.path = compile_arm(sorted(build.SOURCES.glob("*.cpp")), "arm.so", *build._FLAGS, f"-march={architecture}")
         self._watch_lock, self._call_lock = threading.Lock(), threading.Lock()
         self._process = self._start(compile_arm([Path(__file__).with_suffix(".cpp")], "remote", "-O2"))
         self._functions: dict[str, Any] = {}
-        for name, (result, types) in library._SIGNATURES.items():
+        for name, (result, types) in library.SIGNATURES.items():
             raw = [c if issubclass(c, ctypes._SimpleCData) else ctypes.c_void_p for c in types]
             function = ctypes.CFUNCTYPE(result, *raw)(functools.partial(self._call, name))
             function.argtypes = types

@@ -75,7 +75,7 @@ def test_a_float32_product_of_three_is_exact_to_16_bits_in_any_batch(tiles: Nati
 def assemble(architecture: str, folder: Path) -> str:
     """The code of the products on tiles; the test is skipped where the compiler does not know the processor."""
     compiler = shutil.which("g++") or pytest.skip("no g++ found")
-    source, out = build._SOURCES / "tiles.cpp", folder / "tiles.s"
+    source, out = build.SOURCES / "tiles.cpp", folder / "tiles.s"
     command = [compiler, "-std=c++17", "-O1", f"-march={architecture}", "-S", str(source), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     if "bad value" in done.stderr:
