@@ -13,8 +13,6 @@ from transformers import Qwen3ForCausalLM
 from assets.demo_model.recipe.companions import adapter, eagle
 from assets.demo_model.recipe.companions.acceptance import (
     count_accepted,
-    draft_with_eagle,
-    draft_with_lookup,
     draft_with_model,
 )
 from assets.demo_model.recipe.companions.draft import SHAPE
@@ -73,11 +71,6 @@ def test_an_adapter_is_saved_under_the_names_of_peft(base: Decoder, tmp_path: Pa
     assert (config["peft_type"], config["r"], config["task_type"]) == ("LORA", adapter.RANK, "CAUSAL_LM")
 
 
-def test_only_answers_are_shouted() -> None:
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello!"}]
-    assert [message["content"] for message in adapter.shout(messages)] == ["hi", "HELLO!"]
-
-
 def test_training_the_adapter_leaves_the_model_alone(base: Decoder, encoder: Encoder) -> None:
     before = {name: weight.clone() for name, weight in base.named_parameters()}
     layers = adapter.train_adapter(base, encoder, seconds=0.4, seed=1)
@@ -126,18 +119,6 @@ def test_a_perfect_drafter_is_always_accepted_and_a_wrong_one_never() -> None:
     # 13 tokens: one from the prefill, then three steps of three accepted tokens and one of the model's own
     assert count_accepted([1, 2], output, perfect, 3) == ([3, 3, 3], [3, 3, 3])
     assert count_accepted([1, 2], output, lambda ids, count: [0] * count, 3) == ([0, 0, 0], [12, 0, 0])
-
-
-def test_lookup_proposes_what_followed_the_longest_match() -> None:
-    propose = draft_with_lookup()
-    assert propose([5, 1, 2, 9, 8, 7, 2, 4, 1, 2], 2) == [9, 8]
-    assert propose([1, 2, 3], 2) == []
-
-
-def test_every_drafter_proposes_as_many_tokens_as_asked(base: Decoder) -> None:
-    with torch.inference_mode():
-        for propose in (draft_with_model(base), draft_with_eagle(base, eagle.EagleLayer(base))):
-            assert len(propose([5, 6, 7, 8], 3)) == 3
 
 
 def test_a_model_that_drafts_for_itself_is_always_accepted(base: Decoder) -> None:

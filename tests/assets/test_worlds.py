@@ -20,7 +20,7 @@ REWRITTEN = re.compile(r"\d\d:\d\d|\d{4}-\d\d-\d\d")  # times and dates take one
 
 def test_documents_hold_every_free_string_of_their_record() -> None:
     rng = Random(17)
-    for _ in range(400):
+    for _ in range(200):
         documents, schema = play(rng, rng.randrange(1, 5))
         for document in documents:
             jsonschema_rs.validate(schema, document.record)
@@ -67,7 +67,7 @@ def test_every_document_behind_one_schema_answers_its_questions() -> None:
         for thing in line.split(",")
     }
     own = {name for lines in read_worlds().values() for name in list_names(lines)}
-    for _ in range(400):
+    for _ in range(200):
         documents, schema = play(rng, 4)
         for key in schema["properties"]:
             asked = [thing for name, thing in things.items() if f"_{name}_" in f"_{key}_"]
@@ -76,7 +76,7 @@ def test_every_document_behind_one_schema_answers_its_questions() -> None:
                     num_answers += 1
                     text = document.text.lower().replace("'", " ")
                     assert any(thing.replace("'", " ") in text for thing in asked), (key, text)
-    assert num_answers > 130
+    assert num_answers > 60
 
 
 def test_a_statement_of_yes_or_no_names_its_thing_and_says_both_equally_often() -> None:

@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 FLAGS = (
     *("--chat-model", "none", "--extract-model", "none", "--data-dir", "none"),
-    *("--no-enable-native-ops", "--shutdown-grace-s", "0"),
+    *("--no-enable-native-ops", "--num-blocks", "256", "--shutdown-grace-s", "0"),
 )
 
 
@@ -94,7 +94,7 @@ def make_body(number: int, length: int) -> dict[str, Any]:
 
 async def write_alone(numbers: Sequence[int], length: int) -> list[str]:
     """The texts of an engine in this process that nothing disturbs."""
-    async with Engine(EngineConfig(device="cpu", enable_native_ops=False)) as engine:
+    async with Engine(EngineConfig(device="cpu", enable_native_ops=False, num_blocks=256)) as engine:
 
         async def write(number: int) -> str:
             fields = make_body(number, length)

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 pytest.importorskip("spaces", reason="the package spaces is not installed")
 pytestmark = [needs_model, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
-LENGTH = 200
+LENGTH = 80
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
