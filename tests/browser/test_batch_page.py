@@ -26,6 +26,11 @@ def open_files(site: Site, path: Path) -> None:
     site.page.get_by_role("columnheader", name="note").wait_for()
 
 
+def choose(site: Site, label: str, option: str) -> None:
+    site.page.get_by_label(label).click()
+    site.page.get_by_role("option", name=option, exact=True).click()
+
+
 def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     open_files(site, orders)
     assert site.page.get_by_label("Column with the text").input_value() == "note"
@@ -55,14 +60,32 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     records = [json.loads(line) for line in Path(waiting.value.path()).read_text().splitlines()]
     assert len(records) == 8 and sum(record["valid"] for record in records) == 7 and "error" in records[7]
     assert records[0]["record"]["vendor"] == "Northwind & Sons" and records[0]["approved"] is True
-    # Another column for the next run is previewed above the records, and still chosen after a reload.
-    site.page.get_by_label("Column with the text").click()
-    site.page.get_by_role("option", name="id").click()
+    # Another column for the next run is previewed above the records, and still chosen after a reload. The records are
+    # set aside until the choice is that of the run again.
+    note = site.page.get_by_text("has changed since these records were read")
+    choose(site, "Schema of a record", "support ticket")
+    note.wait_for()
+    choose(site, "Schema of a record", "as in the Extract tab")
+    note.wait_for(state="hidden")
+    choose(site, "Column with the text", "id")
+    note.wait_for()
     site.page.locator("#batch-records th.chosen", has_text="id").first.wait_for()
+    faded = site.page.locator("#batch-records [inert]")
+    assert faded.evaluate("node => getComputedStyle(node).opacity") == "0.4"
+    assert site.page.locator("#batch-review .record-side[inert] .block.fields").is_visible()
+    choose(site, "Column with the text", "note")
+    note.wait_for(state="hidden")
+    site.page.get_by_role("button", name="Approve").wait_for()
+    site.wait_for(lambda: site.page.locator("#batch [inert]").count() == 0)  # Svelte makes a closing menu inert, too
+    choose(site, "Column with the text", "id")
+    note.wait_for()
     assert site.page.locator("#batch-records").get_by_text("Northwind & Sons").count()
     site.reload()
     site.page.locator("#batch-records").get_by_text("Northwind & Sons").wait_for()
     assert site.page.get_by_label("Column with the text").input_value() == "id"
+    note.wait_for()
+    site.page.get_by_role("button", name="Try the first 5").click()
+    note.wait_for(state="hidden")
 
 
 def start_endless_run(site: Site, path: Path) -> None:

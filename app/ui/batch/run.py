@@ -29,6 +29,7 @@ class BatchRun:
     job: Item
     sure_from: float | None = LOW_CONFIDENCE
     lowest_first: bool = False  # show the records with the lowest confidence first
+    is_stale: bool = False  # another column or schema is chosen now
     counts: dict[str, int] = field(default_factory=dict)  # rows by state
     records: dict[int, Record] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
@@ -79,6 +80,13 @@ class BatchRun:
     def schema(self) -> Schema:
         schema: Schema = self.job.body["request"]["schema"]
         return schema
+
+    @property
+    def column(self) -> str | None:
+        """Return the column that the job reads; the page may have chosen another one since."""
+        body = self.job.body
+        column: str | None = body.get("column", body.get("opened", {}).get("column"))
+        return column
 
     @property
     def is_running(self) -> bool:

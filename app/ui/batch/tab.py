@@ -32,6 +32,7 @@ from app.ui.batch.tables import NO_TABLE, OpenTables, open_table
 from app.ui.batch.view import (
     EMPTY_BATCH,
     NUM_PREVIEWED,
+    STALE_NOTE,
     render_note,
     render_preview,
     render_progress,
@@ -84,14 +85,16 @@ class BatchTab:
         at_once = {"queue": False, **quiet}
         buttons = [self.trial, self.run_button, self.stop_button, *self.downloads, self.again, self.samples]
         outputs = [self.progress, self.records, *buttons]
-        choice = [self.column, self.schema]
+        choice = [self.column, self.schema, of_extract.code]
         opened = [self.files, self.column, *outputs, self.review.panel]
         self.files.change(self.open_files, [self.files, self.schema], opened, **at_once)
         self.folder.upload(self.open_folder, [self.folder, self.schema], opened, **at_once)
-        for part in choice:
+        for part in (self.column, self.schema):
             part.input(self.show_choice, choice, self.records, **at_once)
-        inputs = [*choice, of_extract.code, of_extract.problem, self.order]
-        demo.load(self.attach, known, [*opened, self.schema], js=read_kept("readBatch"), **quiet)
+        of_extract.code.change(self.show_schema, choice, self.records, trigger_mode="always_last", **at_once)
+        inputs = [*choice, of_extract.problem, self.order]
+        attached = demo.load(self.attach, known, [*opened, self.schema], js=read_kept("readBatch"), **quiet)
+        attached.then(self.show_choice, choice, self.records, **at_once)
         self.trial.click(self.run_some, inputs, outputs, **quiet)
         self.run_button.click(self.run_all, inputs, outputs, **quiet)
         self.again.click(self.run_again, self.order, outputs, **quiet)
@@ -129,6 +132,7 @@ class BatchTab:
             self.order = gr.Checkbox(
                 False, label="Least sure first", container=False, min_width=140, elem_id="batch-order"
             )
+        gr.HTML(STALE_NOTE, apply_default_css=False)
         self.review.build()
         self.records = gr.HTML(
             EMPTY_BATCH, elem_id="batch-records", apply_default_css=False,
@@ -191,17 +195,33 @@ class BatchTab:
             opened[self.progress] += render_note(f"Files of other types in the folder, left out: {num_others:,}.")
         return opened
 
-    async def show_choice(self, column: str | None, schema: str, request: gr.Request) -> Any:
+    async def show_schema(self, column: str | None, schema: str, code: str, request: gr.Request) -> Any:
+        """Compare the schema of the Extract tab, which has changed, with that of the run, if it is chosen here."""
+        is_shown = schema == AS_IN_EXTRACT and str(request.session_hash) in self.shown
+        return await self.show_choice(column, schema, code, request) if is_shown else gr.skip()
+
+    async def show_choice(self, column: str | None, schema: str, code: str, request: gr.Request) -> Any:
         """Keep what was chosen for the open files, and preview that column first; the records of a run stay below."""
         session = str(request.session_hash)
         table, run = self.tables.get(session), self.shown.get(session)
-        if not table.rows or (run is not None and run.is_running):
-            return gr.skip()
+        if run is not None:
+            run.is_stale = column != run.column or not await self._is_schema_of(run, schema, code)
+            if run.is_running:
+                return gr.skip()
+        if not table.rows:
+            return gr.skip() if run is None else render_records(run)
         if run is None:
             return render_preview(table, column, await self._keep(column, schema, request))
         opened = {"paths": self.tables.paths.get(session, []), "column": column, "schema": schema}
         await self.store.run(jobs.keep_opened, run.job.number, opened)
         return render_preview(table, column, run.job.id) + render_records(run)
+
+    async def _is_schema_of(self, run: BatchRun, name: str, code: str) -> bool:
+        try:
+            checked = await asyncio.to_thread(self.checker.check, self.examples.schemas.get(name, code))
+        except GrammarError:
+            return False
+        return checked.schema == run.schema
 
     def leave(self, session: str) -> None:
         """Free the tables of a session whose page was closed or lost its connection; its run goes on."""
@@ -258,7 +278,9 @@ class BatchTab:
         await self.stops.end(session)
         await self.store.run(jobs.retry_failed, run.job.number)
         self.context.jobs.wake()
-        async with aclosing(self._show(session, self._make_run(run.owner, run.job, order))) as updates:
+        begun = self._make_run(run.owner, run.job, order)
+        begun.is_stale = run.is_stale
+        async with aclosing(self._show(session, begun)) as updates:
             async for update in updates:
                 yield update
 
@@ -313,7 +335,7 @@ class BatchTab:
         model = self.context.check_model(None)
         asked = {"schema": found, "model": model, "cache_salt": f"session-{session}"}
         opened = {"paths": self.tables.paths.get(session, []), "column": column, "schema": name}
-        body = {"model": model, "request": asked, "is_weighed": True, "opened": opened}
+        body = {"model": model, "request": asked, "is_weighed": True, "opened": opened, "column": column}
         try:
             job = await add_job(self.context, owner, "extract", body, (dump_source(row.pick(column)) for row in rows))
         except StoreError as error:

@@ -16,6 +16,10 @@ NUM_PREVIEWED = 5
 NUM_SHOWN = 100
 MAX_CELL_CHARS = 160
 
+STALE_NOTE = (
+    '<p class="stale-note" role="status">The column or the schema has changed since these records were read. '
+    "Run again, or undo the change.</p>"
+)
 EMPTY_BATCH = (
     '<div class="empty"><p><b>Many texts, one schema.</b></p>'
     "<p>Open a CSV or JSONL file, or several texts and PDFs. Every row becomes a record; "
@@ -103,7 +107,8 @@ def format_duration(seconds: float) -> str:
 
 def render_records(run: BatchRun) -> str:
     """Return the finished records, one per row, a column per field, with the id by which a later page finds them."""
-    return f'<div data-run="{run.job.id}">{_render_table(run)}</div>'
+    set_aside = " inert" if run.is_stale and not run.is_running else ""
+    return f'<div data-run="{run.job.id}"{set_aside}>{_render_table(run)}</div>'
 
 
 def _render_table(run: BatchRun) -> str:

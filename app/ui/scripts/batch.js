@@ -15,4 +15,10 @@ const keepRun = () => {
   const run = element.querySelector("[data-run]")?.dataset.run;
   if (run) writeBatch(run);
 };
-watch("value", () => setTimeout(keepRun));
+// Records never stand beside another column or schema: until they are read again, they are set aside, with an open row.
+const compare = () => {
+  const isStale = element.querySelector("[data-run][inert]") !== null;
+  element.closest("#batch")?.classList.toggle("stale", isStale);
+  for (const side of document.querySelectorAll("#batch-review .record-side")) side.inert = isStale;
+};
+watch("value", () => setTimeout(() => { keepRun(); compare(); }));

@@ -135,10 +135,13 @@ async def test_a_page_loaded_later_opens_the_files_with_what_was_chosen(make_tab
     path.write_text("id,body\n1,Ada\n")
     tab, _ = make_tab()
     await tab.open_files([str(path)], AS_IN_EXTRACT, REQUEST)
-    kept = re.search('data-run="([^"]+)"', await tab.show_choice("id", "person", REQUEST))
+    kept = re.search('data-run="([^"]+)"', await tab.show_choice("id", "person", "", REQUEST))
     run = (await collect(tab, tab.run_all(REQUEST, "body", "person", "", None, False)))[-1]
-    chosen = await tab.show_choice("id", "person", REQUEST)  # for the next run
-    assert chosen.index("class=chosen>id") < chosen.index(run.records)
+    chosen = await tab.show_choice("id", "person", "", REQUEST)  # for the next run
+    assert chosen.index("class=chosen>id") < chosen.index(" inert>")
+    assert run.records in await tab.show_choice("body", "person", "", REQUEST)
+    assert " inert>" in await tab.show_choice("body", AS_IN_EXTRACT, "{}", REQUEST)
+    await tab.show_choice("id", "person", "", REQUEST)
     for number, batch_id in enumerate((kept[1], re.search('data-run="([^"]+)"', run.records)[1])):
         later = make_request(f"later {number}")
         opened = await anext(tab.attach(batch_id, later))
@@ -366,7 +369,7 @@ async def test_a_second_run_of_a_page_ends_the_first(make_tab: MakeTab) -> None:
     second, updates = await start_run(tab, engine)
     await first
     assert [request.is_aborted for request in engine.requests] == [True] * 3 + [False] * 3
-    assert await tab.show_choice("text", "person", REQUEST) == gr.skip()  # the records stay in sight
+    assert await tab.show_choice("text", "person", "", REQUEST) == gr.skip()  # the records stay in sight
     await tab.stop(REQUEST)
     await second
     assert "stopped" in updates[-1].progress and all(request.is_aborted for request in engine.requests)
