@@ -9,7 +9,8 @@ A schema asks for them in `x-checks`, a list at its root; `*` stands for every i
 Numbers and dates may be texts in any spelling. One that has two readings does not fail a check that one of them keeps.
 
 Without `x-checks`, pairs of neighbours such as start and end, or min and max, must be in order, and the lines of a
-list with a quantity and a price must come to the total beside it, to which taxes of up to 30 % may be added.
+list with a quantity and a price must come to the totals beside it, with those taxes, charges and discounts that the
+record names.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from app.extraction.dates import read_date
@@ -31,13 +32,18 @@ KEYWORD = "x-checks"
 KINDS = ("sum", "sum_of_products", "order")
 # Amounts are rounded to cents line by line.
 CENT = 0.01
-MAX_TAX = 0.3
+MAX_EXTRAS = 6  # of one record; each is left out, an amount or a rate
 MOMENT = re.compile(r"(?:\d{4}-\d{2}-\d{2}T)?\d{2}:\d{2}(?::\d{2})?Z?", re.ASCII)
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 ORDERED = (("start", "end"), ("from", "to"), ("from", "until"), ("min", "max"), ("low", "high"), ("begin", "end"),
            ("departure", "arrival"), ("issued", "due"), ("opens", "closes"))
 QUANTITIES, PRICES = ("quantity", "qty", "count"), ("price", "rate")
-TOTALS = ("total", "subtotal", "sum")
+TOTALS = {"total", "subtotal", "sum"}
+ADDED = {"tax", "taxes", "vat", "gst", "hst", "mwst", "ust", "iva", "tva", "shipping", "delivery", "freight", "postage",
+         "handling", "tip", "gratuity", "fee", "fees", "surcharge", "charge", "charges", "rounding"}
+DEDUCTED = {"discount", "discounts", "rebate", "deduction", "coupon", "voucher", "credit"}
+# The name of a tax, charge or discount, its amount, and its rate if it is one; both are negative if it is deducted.
+Extra = tuple[str, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +111,27 @@ def _run(check: dict[str, Any], record: Any) -> Check | None:
         if len({len(column) for column in columns}) > 1:
             return None
         parts = [math.prod(values) for values in zip(*([v for _, v in column] for column in columns), strict=True)]
-    (place, total), found = totals[0], math.fsum(parts)
-    cents = CENT * max(1, len(parts))
-    # Taxes may stand between the lines and the total, unless the schema requires them to be equal.
-    holds = found - cents <= total <= (1 + check.get("slack", 0.0)) * found + cents
-    message = f"{_name(place)} is {total:g}, {'the' if holds else 'but the'} lines come to {round(found, 2):g}"
-    return Check(kind, holds, message, (place, *(pointer for column in columns for pointer, _ in column)))
+    (place, total), found, extras = totals[0], math.fsum(parts), check.get("extras", ())
+    used = _find_extras(found, total, CENT * max(1, len(parts)), extras)
+    lines = f"lines come to {round(found, 2):g}"
+    if used is None:
+        more = f", and {', '.join(name for name, *_ in extras)} cannot explain the rest" if extras else ""
+        message = f"{_name(place)} is {total:g}, but the {lines}{more}"
+    else:
+        message = f"{_name(place)} is {total:g}, the {lines}{''.join(f' and {name}' for name in used)}"
+    return Check(kind, used is not None, message, (place, *(pointer for column in columns for pointer, _ in column)))
+
+
+def _find_extras(found: float, total: float, cents: float, extras: Sequence[Extra]) -> list[str] | None:
+    """Return the names of the extras that lead from the lines to the total; None if none do."""
+    ways = [[(0.0, 0.0), (amount, 0.0), (0.0, rate)] for _, amount, rate in extras[:MAX_EXTRAS]]
+    for chosen in product(*ways):
+        amount = found + math.fsum(amount for amount, _ in chosen)
+        rate = math.fsum(rate for _, rate in chosen)
+        # A rate applies to the lines, or to them with what was added or deducted.
+        if any(abs(amount + rate * base - total) <= cents + 1e-9 for base in (found, amount)):
+            return [name for (name, *_), way in zip(extras, chosen, strict=False) if any(way)]
+    return None
 
 
 def _run_order(places: Sequence[str], record: Any) -> Check | None:
@@ -181,17 +202,49 @@ def _suggest(record: Any, pointer: str) -> Iterator[dict[str, Any]]:
             swapped = tuple(after if word == before else word for word in words)
             if before in words and (second := by_words.get(swapped)) is not None:
                 yield {"order": [f"{pointer}/{escape_pointer(name)}" for name in (first, second)]}
-    total = next((name for name, words in names.items() if words and words[-1] in TOTALS), None)
+    totals = [name for name, words in names.items() if _is_total(words)]
     for name, value in record.items():
         here = f"{pointer}/{escape_pointer(name)}"
         yield from _suggest(value, here)
         lines = value[0] if isinstance(value, list) and value else None
-        if isinstance(lines, dict) and total is not None:
-            columns = [_pick(lines, words) for words in (QUANTITIES, PRICES)]
-            if None not in columns:
-                places = [f"{here}/*/{escape_pointer(str(column))}" for column in columns]
+        columns = [_pick(lines, words) for words in (QUANTITIES, PRICES)] if isinstance(lines, dict) else [None]
+        if None not in columns:
+            places = [f"{here}/*/{escape_pointer(str(column))}" for column in columns]
+            others = {key: other for key, other in record.items() if key not in (name, *totals)}
+            extras = [*_list_extras(others), *_sum_extras(value)]
+            for total in totals:
                 total_place = f"{pointer}/{escape_pointer(total)}"
-                yield {"sum_of_products": places, "equals": total_place, "slack": MAX_TAX}
+                yield {"sum_of_products": places, "equals": total_place, "extras": extras}
+
+
+def _is_total(words: Sequence[str]) -> bool:
+    is_named = bool(words) and (words[-1] in TOTALS or {"total", "amount"} <= {*words})
+    return is_named and not {*words} & (ADDED | DEDUCTED)
+
+
+def _list_extras(value: Any, name: str = "", sign: int = 0) -> Iterator[Extra]:
+    """Yield the taxes, charges and discounts at any depth; what is inside one of them is one, too."""
+    words = {word.lower() for word in WORDS.findall(name)}
+    sign = -1 if words & DEDUCTED else 1 if words & ADDED else sign
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _list_extras(inner, key, sign)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _list_extras(inner, name, sign)
+    elif sign and isinstance(value, str | int | float) and len(found := _read_number(value)) == 1:
+        amount = -abs(found[0]) if sign < 0 else float(found[0])
+        yield name, amount, amount if abs(amount) < 1 else amount / 100 if abs(amount) <= 100 else 0.0
+
+
+def _sum_extras(lines: Sequence[Any]) -> Iterator[Extra]:
+    """Yield the taxes, charges and discounts of the lines: their sum, and their rate if it is the same for all."""
+    by_name: dict[str, list[Extra]] = {}
+    for extra in _list_extras([*lines]):
+        by_name.setdefault(extra[0], []).append(extra)
+    for name, found in by_name.items():
+        rates = {rate for *_, rate in found}
+        yield name, math.fsum(amount for _, amount, _ in found), rates.pop() if len(rates) == 1 else 0.0
 
 
 def _pick(line: dict[str, Any], words: Sequence[str]) -> str | None:

@@ -45,7 +45,12 @@ def test_a_check_of_the_schema_holds_fails_or_misses_a_value(check: Any, record:
         ({"salary_min": 5, "salary_max": 4}, ["salary_min (5) is not before salary_max (4)"]),
         ({"stay": {"startDate": "2026-02-01", "endDate": "2026-01-01"}}, ["startDate (2026-02-01) is not before"]),
         ({"total": 28, "lines": LINES}, ["total is 28, but the lines come to 20"]),
-        ({"total": 25, "lines": LINES}, []),  # with taxes
+        ({"total": 25, "lines": LINES}, ["total is 25, but the lines come to 20"]),  # nothing here says why
+        ({"total": 25, "lines": LINES, "vat": 3.8}, ["total is 25, but the lines come to 20, and vat cannot"]),
+        ({"total": 23.8, "lines": LINES, "vat": 3.8, "discount": 2}, []),
+        ({"subtotal": 20, "total": 26, "lines": LINES, "tax_rate": 0.19, "shippingCost": "6.00"}, []),
+        ({"total": 25.99, "lines": LINES, "taxes": [{"rate": 19, "amount": 3.99}], "discount": "10 %", "fee": 4}, []),
+        ({"total": 16, "lines": [line | {"discount": 2} for line in LINES], "tax_total": 9}, []),
         ({"total": 19, "lines": LINES}, ["total is 19, but the lines come to 20"]),
         ({"start": 5, "bend": 4, "minimum": 9, "max": 1}, []),
     ],

@@ -23,4 +23,5 @@ def test_every_sample_comes_out_right() -> None:
             (result,) = extract(llm, schema, [path.read_text(encoding="utf-8")])
             scores = score_record(result.record, RECORDS[path.stem])
             wrong |= {f"{path.stem}{pointer}": score for pointer, score in scores.items() if score < 1}
+            wrong |= {f"{path.stem}: {check.message}": 0 for check in result.checks if not check.holds}
     assert wrong == {}
