@@ -18,7 +18,7 @@ from app.ui.extract.shown import Shown, restore
 
 Record = dict[str, Any]
 # What a row of the store has for this page, beside the record that the files have.
-INNER = ("usage", "choices", "draft", "checked")
+INNER = ("usage", "choices", "draft", "checked", "seen")
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,7 @@ class BatchRun:
         kept = {name: before[name] for name in ("row", "usage", "choices") if name in before}
         draft = before.get("draft") or {name: before[name] for name in ("record", "confidence")}
         reviewed = {"corrected": sorted(shown.by_hand), "approved": shown.is_approved}
-        inner = {"checked": sorted(shown.checked), "draft": draft}
+        inner = {"checked": sorted(shown.checked), "seen": sorted(shown.seen), "draft": draft}
         record = self.records[index] = source.complete(record) | kept | reviewed | inner
         await store.run(jobs.change_result, self.job.number, index, json.dumps(record))
 

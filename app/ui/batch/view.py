@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from app.extraction.pointers import escape_pointer
 from app.extraction.sources import Table
-from app.ui.batch.run import BatchRun, least_confidence
-from app.ui.extract.record_view import show_path
+from app.ui.batch.run import BatchRun
 
 NUM_PREVIEWED = 5
 # Rows shown on the page, because thousands make it slow. The downloads have all rows.
@@ -123,8 +123,7 @@ def _render_table(run: BatchRun) -> str:
         for name in run.records[index]["record"]
     )
     heads = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
-    is_measured = run.sure_from is not None
-    body = "".join(_render_record(index + 1, run.records[index], list(columns), is_measured) for index in shown)
+    body = "".join(_render_record(index + 1, run.records[index], list(columns)) for index in shown)
     more = f'<p class="figures-line">The first {NUM_SHOWN} of {len(done):,} rows; the downloads have all of them.</p>'
     return (
         '<div class="batch-table" tabindex="0"><table><thead><tr><th scope="col">#</th><th scope="col">source</th>'
@@ -134,7 +133,7 @@ def _render_table(run: BatchRun) -> str:
     )
 
 
-def _render_record(number: int, record: dict[str, Any], columns: list[str], is_measured: bool) -> str:
+def _render_record(number: int, record: dict[str, Any], columns: list[str]) -> str:
     name = html.escape(record["source"])
     if record["record"] is not None:
         name = f'<button type="button" class="open" data-row="{number - 1}" title="Review this row">{name}</button>'
@@ -156,23 +155,26 @@ def _render_record(number: int, record: dict[str, Any], columns: list[str], is_m
         kind, word = "good", "approved"
     word = "not valid" if word == "stop" else "cut off" if word == "length" else word
     num_flags = len(record["flags"])
-    lowest = f"<br>lowest {least_confidence(record):.0%}" if is_measured else ""
-    flags = f'<span class="state cut">{num_flags} to check</span>{lowest}' if num_flags else "–"
+    flags = f'<span class="state cut">{num_flags} to check</span>' if num_flags else "–"
     return f'<tr>{head}<td><span class="state {kind}">{word}</span></td><td>{flags}</td>{cells}</tr>'
 
 
 def _mark(name: str, record: dict[str, Any]) -> str:
     """Return the class of a cell: a value in it waits for a person, or a person typed one."""
-    pointer = f"/{escape_pointer(name)}"
-    inside = [each for each in (*record["flags"], *record.get("corrected", ())) if f"{each}/".startswith(f"{pointer}/")]
-    return "" if not inside else "flagged" if any(each in record["flags"] for each in inside) else "by-hand"
+    if _list_inside(name, record["flags"]):
+        return "flagged"
+    return "by-hand" if _list_inside(name, record.get("corrected", ())) else ""
 
 
 def _describe(name: str, record: dict[str, Any]) -> str:
-    pointer = f"/{escape_pointer(name)}"
-    confidence = record["confidence"].get(pointer)
-    shown = show_path((name,))
-    return f"{shown}: confidence {confidence:.0%}" if confidence is not None else shown
+    """Return what a cell says when it is pointed at: why its values wait for a person."""
+    reasons = dict.fromkeys(why for each in _list_inside(name, record["flags"]) for why in record["flags"][each])
+    return html.escape(": ".join(filter(None, [name, "; ".join(reasons)])), quote=True)
+
+
+def _list_inside(name: str, pointers: Iterable[str]) -> list[str]:
+    pointer = f"/{escape_pointer(name)}/"
+    return [each for each in pointers if f"{each}/".startswith(pointer)]
 
 
 def _spell(value: Any) -> str:

@@ -1,7 +1,8 @@
 """Approved records in the store, and what they say of the model: how often its values were right as it wrote them.
 
-An approval has the record, its text, digest of the schema, name of the model, and for each value that the model wrote
-its field, its confidence (null where the model had no choice) and whether the approved record has it.
+An approval has the record, its text, digest of the schema, name of the model, the number of values that nobody looked
+at, and for each other value that the model wrote its field, its confidence (null where the model had no choice) and
+whether the approved record has it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Trust:
     """What the approved records of one schema say of one model.
 
     Attributes:
-        num_right, num_values: values that the model wrote; those where it had no choice count.
+        num_records: those of which a person looked at a value.
+        num_right, num_values: values that the model wrote and a person looked at; those where it had no choice count.
+        num_unseen: values that were approved without a look; they say nothing of the model.
         sure_from: the least confidence from which on SHARE_RIGHT of the values were right; None if there is none, or
             fewer than MIN_APPROVED records.
         num_sure: values of at least that confidence, and those where the model had no choice.
@@ -42,6 +45,7 @@ class Trust:
     num_records: int
     num_right: int
     num_values: int
+    num_unseen: int
     sure_from: float | None
     num_sure: int
     fields: tuple[Field, ...]
@@ -53,13 +57,15 @@ def put_approval(db: Connection, owner: str, shown: Shown, model: str) -> None:
     Raises StoreFull: there is no room.
     """
     kept = {shown.origin.get(leaf.pointer) for leaf in shown.result.leaves if leaf.pointer not in shown.by_hand}
-    values = [
+    unseen = {shown.origin[pointer] for pointer in shown.unseen if pointer in shown.origin}
+    looked_at = [
         [name_field(leaf.path), shown.drafted.confidence.get(leaf.pointer), leaf.pointer in kept]
         for leaf in shown.drafted.leaves
+        if leaf.pointer not in unseen
     ]
     body = {
         "record": shown.result.record, "text": shown.text, "schema": make_digest(shown.schema), "model": model,
-        "values": values,
+        "looked_at": looked_at, "num_unseen": len(unseen),
     }
     objects.put(db, owner, "approval", make_id(shown), body)
     objects.keep_latest(db, owner, "approval", MAX_APPROVALS, MAX_BYTES)
@@ -79,16 +85,17 @@ def find_approvals(db: Connection, owner: str, schema: Schema, model: str | None
 
 def read_trust(db: Connection, owner: str, schema: Schema, model: str) -> Trust | None:
     """Return what the approved records say; None without any."""
-    approvals = find_approvals(db, owner, schema, model)
-    values = [value for each in approvals for value in each["values"]]
-    if not values:
+    approvals = [each for each in find_approvals(db, owner, schema, model) if "looked_at" in each]
+    if not approvals:
         return None
+    values = [value for each in approvals for value in each["looked_at"]]
+    num_records = sum(bool(each["looked_at"]) for each in approvals)
     pairs = [(sure, float(is_right)) for _, sure, is_right in values if sure is not None]
-    sure_from = find_threshold(pairs, SHARE_RIGHT) if len(approvals) >= MIN_APPROVED else None
+    sure_from = find_threshold(pairs, SHARE_RIGHT) if num_records >= MIN_APPROVED else None
     totals, rights = Counter(name for name, *_ in values), Counter(name for name, _, is_right in values if is_right)
     ordered = sorted(totals, key=lambda name: rights[name] / totals[name])
     return Trust(
-        len(approvals), rights.total(), totals.total(), sure_from,
+        num_records, rights.total(), totals.total(), sum(each["num_unseen"] for each in approvals), sure_from,
         sum(sure_from is not None and (sure is None or sure >= sure_from) for _, sure, _ in values),
         tuple((name, f"{rights[name]} of {totals[name]}") for name in ordered),
     )
@@ -99,15 +106,18 @@ def render_trust(trust: Trust | None) -> str:
     if trust is None:
         return ""
     records = "1 record" if trust.num_records == 1 else f"{trust.num_records} records"
-    right = f"{trust.num_right} of {trust.num_values} values were right as written"
-    words = f"{records} approved with this schema: {right}."
+    unseen = f"; {trust.num_unseen} approved unseen do not count" if trust.num_unseen else ""
+    words = (
+        f"{records} checked with this schema: {trust.num_right} of {trust.num_values} values you looked at were right "
+        f"as written{unseen}."
+    )
     if trust.num_records < MIN_APPROVED:
-        words += f" From {MIN_APPROVED} on, they say which values may pass unseen."
+        words += f" From {MIN_APPROVED} records on, they say which values may pass unseen."
     elif trust.sure_from is None:
         words += " No confidence was enough: check every value."
     else:
         words += (
-            f" <b>{trust.num_sure / trust.num_values:.0%} of the values may pass unseen</b>, those of "
+            f" <b>{trust.num_sure / trust.num_values:.0%} of them may pass unseen</b>, those of "
             f"{trust.sure_from:.1%} and more: {SHARE_RIGHT:.0%} of them were right. The others are marked."
         )
     rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{share}</td></tr>" for name, share in trust.fields)

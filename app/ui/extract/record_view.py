@@ -41,7 +41,9 @@ def render_status(shown: Shown) -> str:
     """Return whether the record may be used, and why not."""
     result = shown.result
     if shown.is_approved:
-        return render_badge("good", "approved", "later runs on this text are compared with it")
+        count, unseen = len(result.leaves), len(shown.unseen)
+        words = f"{unseen} of {count} values unseen, which do not count as checked" if unseen else "every value checked"
+        return render_badge("good", "approved", words)
     if not result.valid:
         if result.finish_reason == "length":
             return render_badge("cut", "cut off", result.errors[0].removeprefix("cut off: "))
@@ -76,6 +78,7 @@ class _View:
         self.shown = shown
         self.reasons = shown.reasons if shown else {}
         self.changes = shown.changes if shown else {}
+        self.unseen = frozenset(shown.unseen) if shown else frozenset()
 
     def render(self) -> str:
         numbered = list(enumerate(self.leaves))
@@ -156,8 +159,9 @@ class _View:
         if self.shown is not None:
             pointer = leaf.pointer
             is_flagged = pointer in self.reasons
-            words += ["flagged"] * (is_flagged and pointer not in self.shown.checked)
+            words += ["flagged"] * (is_flagged and not self.shown.is_approved and pointer not in self.shown.checked)
             words += ["checked"] * (pointer in self.shown.checked)
+            words += ["seen"] * (pointer not in self.unseen)
             words += ["by-hand"] * (pointer in self.shown.by_hand)
         return f'data-field="{number}" class="{" ".join(words)}"'
 
@@ -168,8 +172,12 @@ class _View:
         pointer, told = leaf.pointer, []
         is_checked = pointer in self.shown.checked
         if pointer in self.reasons:
-            kind, sign = ("aside", "checked by you: ") if is_checked else ("check", "Check: ")
-            told.append((kind, sign + "; ".join(self.reasons[pointer]) + ("" if is_checked else self._rate(pointer))))
+            kind, sign = (
+                ("aside", "checked by you: ") if is_checked
+                else ("aside", "approved unseen: ") if self.shown.is_approved
+                else ("check", "Check: ")
+            )
+            told.append((kind, sign + "; ".join(self.reasons[pointer])))
         if pointer in self.shown.by_hand:
             told.append(("aside", "typed by you"))
         evidence = self.shown.result.evidence.get(pointer)
@@ -184,12 +192,6 @@ class _View:
             told.append(("check", f"approved before: {before}"))
         lead = f"<b>{name}</b> " if name else ""
         return "".join(f'<small class="tell {kind}">{lead}{html.escape(text)}</small>' for kind, text in told)
-
-    def _rate(self, pointer: str) -> str:
-        """Return the confidence, where it is known what it means."""
-        assert self.shown is not None
-        sure = self.shown.result.confidence.get(pointer)
-        return f" ({sure:.0%})" if sure is not None and self.shown.result.sure_from is not None and sure < 0.995 else ""
 
     def _render_items(self, path: Path) -> str:
         """Return the buttons of a list item."""
@@ -222,8 +224,8 @@ def _find_owner(path: Path, lists: set[Path]) -> Path | None:
 
 
 def _render_review(shown: Shown) -> str:
-    counts = [(len(shown.to_check), "to check"), (shown.num_unchecked, "unchecked")]
-    text = ", ".join(f"{count} {word}" for count, word in counts if count) or "All checked"
+    text = f"{len(shown.to_check)} to check" if shown.to_check else "No more to check"
+    unseen = f", {len(shown.unseen)} unseen" if shown.unseen else ""
     changes = shown.changes.values()
     num_same = sum(change.kind == "same" for change in changes)
     against = f'<span class="against">{num_same} of {len(changes)} fields as approved before</span>' if changes else ""
@@ -235,7 +237,7 @@ def _render_review(shown: Shown) -> str:
         f'<div class="review"><button type="button" data-act="next" data-key="next" title="{HELP}"'
         f'{"" if shown.to_check else " disabled"}>{text}</button>'
         f'<button type="button" class="approve" data-act="approve" data-key="approve"{disabled}>'
-        f"{'Approved' if disabled else 'Approve'}</button>{against}</div>{failed}"
+        f"{'Approved' if disabled else 'Approve'}<span>{unseen}</span></button>{against}</div>{failed}"
     )
 
 

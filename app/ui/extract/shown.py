@@ -29,6 +29,7 @@ class Shown:
         origin: the pointer in `drafted` of each value that comes from there.
         by_hand: pointers of the values that the user typed.
         checked: pointers of the values that the user confirmed.
+        seen: pointers of the values that the user clicked or came to with the keyboard.
         verified: the record that was approved before for the same text and schema.
     """
 
@@ -42,6 +43,7 @@ class Shown:
     origin: Mapping[str, str] = field(default_factory=dict)
     by_hand: frozenset[str] = frozenset()
     checked: frozenset[str] = frozenset()
+    seen: frozenset[str] = frozenset()
     is_approved: bool = False
 
     def __post_init__(self) -> None:
@@ -79,13 +81,13 @@ class Shown:
     @property
     def to_check(self) -> list[str]:
         """Return the pointers of the values that the user still has to check."""
-        return [pointer for pointer in self.reasons if pointer not in self.checked]
+        return [] if self.is_approved else [pointer for pointer in self.reasons if pointer not in self.checked]
 
     @property
-    def num_unchecked(self) -> int:
-        """Return the number of other values that the user has not confirmed."""
-        done = {*self.checked, *self.by_hand, *self.reasons}
-        return sum(leaf.pointer not in done for leaf in self.result.leaves)
+    def unseen(self) -> list[str]:
+        """Return the pointers of the values that the user neither looked at, nor typed, nor confirmed."""
+        done = self.seen | self.checked | self.by_hand
+        return [leaf.pointer for leaf in self.result.leaves if leaf.pointer not in done]
 
     def find_page(self, evidence: Evidence | None) -> int:
         """Return the page of a value in the opened PDF; 0 if there is none, or the text was edited."""
@@ -96,7 +98,8 @@ class Shown:
 
     def act(self, data: Mapping[str, Any]) -> Shown:
         """Return the record after what a person did: typed texts, and then an action on one value or on all."""
-        shown, pointer, action = self, str(data.get("pointer") or ""), data.get("action")
+        seen = self.seen.union({leaf.pointer for leaf in self.result.leaves}.intersection(data.get("seen", ())))
+        shown, pointer, action = replace(self, seen=seen), str(data.get("pointer") or ""), data.get("action")
         if edits := data.get("edits"):
             shown = shown.change(apply_edits(self.result.record, edits, self.schema))
         match action:
@@ -109,8 +112,7 @@ class Shown:
             case "approve":
                 if not shown.result.valid:
                     raise EditError("; ".join(shown.result.errors))
-                pointers = frozenset(leaf.pointer for leaf in shown.result.leaves)
-                return replace(shown, checked=pointers, is_approved=True)
+                return replace(shown, checked=shown.checked | shown.seen, is_approved=True)
         return shown
 
     def draft_of(self, pointer: str) -> Scalar:
@@ -136,8 +138,9 @@ class Shown:
         }
         result = make_again(self.schema, self.text, replace(self.result, confidence=confidence), record)
         checked = frozenset(pointer for pointer, old in before.items() if old in self.checked)
+        seen = frozenset(pointer for pointer, old in before.items() if old in self.seen)
         return replace(
-            self, result=result, origin=origin, by_hand=by_hand, checked=checked - by_hand, is_approved=False
+            self, result=result, origin=origin, by_hand=by_hand, checked=checked - by_hand, seen=seen, is_approved=False
         )
 
     def dump(self) -> dict[str, Any]:
@@ -147,7 +150,7 @@ class Shown:
             "source": self.result.source, "record": self.result.record, "finish_reason": self.result.finish_reason,
             "notes": list(self.result.notes), "sure_from": self.result.sure_from, "draft": draft,
             "choices": {pointer: asdict(choice) for pointer, choice in self.choices.items()},
-            "checked": sorted(self.checked), "approved": self.is_approved,
+            "checked": sorted(self.checked), "seen": sorted(self.seen), "approved": self.is_approved,
         }
 
 
@@ -162,8 +165,8 @@ def restore(kept: Mapping[str, Any], text: str, schema: Schema) -> Shown:
     shown = Shown(make_again(schema, text, result, draft["record"]), text, schema, choices=choices)
     if "draft" not in kept:
         return shown
-    checked, is_approved = frozenset(kept["checked"]), kept["approved"]
-    return replace(shown.change(kept["record"]), checked=checked, is_approved=is_approved)
+    checked, seen = frozenset(kept["checked"]), frozenset(kept.get("seen", ()))
+    return replace(shown.change(kept["record"]), checked=checked, seen=seen, is_approved=kept["approved"])
 
 
 def _is_as(leaf: Leaf, drafted: Leaf | None) -> bool:

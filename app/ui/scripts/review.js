@@ -21,7 +21,8 @@ const follow = (event) => {
 
 const isEdited = (input) => input.value !== input.defaultValue;
 const act = (action, pointer) => trigger("act", {
-  action, pointer, edits: Object.fromEntries(all(".value").filter(isEdited).map((input) => [input.dataset.pointer, input.value])),
+  action, pointer, seen: all(".seen .value").map((input) => input.dataset.pointer),
+  edits: Object.fromEntries(all(".value").filter(isEdited).map((input) => [input.dataset.pointer, input.value])),
 });
 const step = (isBack) => {
   const open = all(".flagged"), cells = all("[data-field]");
@@ -56,6 +57,9 @@ for (const kind of ["focusin", "input", "keyup"]) element.addEventListener(kind,
 element.addEventListener("focusin", ({ target }) => {
   if (!target.matches?.(".value")) return;
   globalThis.lookedAt = target.dataset.pointer;
+  target.closest("[data-field]").classList.add("seen");
+  const numUnseen = all("[data-field]:not(.seen)").length, unseen = element.querySelector(".approve span");
+  if (unseen) unseen.textContent = numUnseen ? `, ${numUnseen} unseen` : "";
   trigger("look");
 });
 element.addEventListener("change", ({ target }) => { if (target.matches?.(".value") && isEdited(target)) act("edit", target.dataset.pointer); });

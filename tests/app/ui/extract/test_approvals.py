@@ -15,6 +15,8 @@ from app.ui.extract.shown import Shown
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}, "ages": {"type": "array"}}}
 
+SEEN = ["/name", "/ages/0", "/ages/1"]
+
 
 def draft(number: int, confidence: dict[str, float], schema: dict[str, Any] = SCHEMA) -> Shown:
     """A record as the model wrote it, of a text of its own."""
@@ -29,7 +31,7 @@ async def approve_many(store: Store, count: int, wrong_below: float) -> None:
         sure = 0.5 + number / count / 2
         shown = draft(number, {"/name": sure, "/ages/0": 0.99})
         edits = {"/name": "Bob"} if sure < wrong_below else {}
-        await approve(store, "me", shown.act({"action": "approve", "edits": edits}), "a-model")
+        await approve(store, "me", shown.act({"action": "approve", "edits": edits, "seen": SEEN}), "a-model")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ async def test_ten_records_say_from_which_confidence_on_values_are_right(
     assert trust.num_right == 3 * count - num_wrong
     assert trust.fields == (("name", f"{count - num_wrong} of {count}"), ("ages", f"{2 * count} of {2 * count}"))
     words = render_trust(trust)
-    assert ("may pass unseen</b>" in words) == (sure_from is not None) and f"{count} records approved" in words
+    assert ("may pass unseen</b>" in words) == (sure_from is not None) and f"{count} records checked" in words
     # Of another person, model or schema nothing is known.
     others = [("you", SCHEMA, "a-model"), ("me", SCHEMA, "b-model"), ("me", {}, "a-model")]
     assert [await store.run(read_trust, *each) for each in others] == [None] * 3 and render_trust(None) == ""
@@ -57,11 +59,22 @@ async def test_a_record_approved_again_counts_once_and_a_removed_item_was_wrong(
     store, shown = Store(), draft(0, {})
     await approve(store, "me", shown.act({"action": "approve"}), "a-model")
     changed = shown.act({"action": "remove", "pointer": "/ages/0"})
-    trust = await approve(store, "me", changed.act({"action": "approve"}), "a-model")
+    trust = await approve(store, "me", changed.act({"action": "approve", "seen": SEEN}), "a-model")
     assert trust is not None and (trust.num_records, trust.num_right) == (1, 2)
     assert trust.fields == (("ages", "1 of 2"), ("name", "1 of 1"))
     (line,) = render_examples(await store.run(find_approvals, "me", SCHEMA))
     assert line == '{"text": "0: Ada, 36, 37", "record": {"name": "Ada", "ages": [37]}}'
+
+
+async def test_values_that_nobody_looked_at_say_nothing_of_the_model() -> None:
+    store = Store()
+    for number in range(2 * MIN_APPROVED):
+        trust = await approve(store, "me", draft(number, {"/name": 0.9}).act({"action": "approve"}), "a-model")
+    assert trust is not None and (trust.num_records, trust.num_values, trust.sure_from) == (0, 0, None)
+    seen = draft(0, {}).act({"action": "approve", "seen": ["/ages/0"], "edits": {"/name": "Bob"}})
+    trust = await approve(store, "me", seen, "a-model")
+    assert trust is not None and (trust.num_records, trust.num_right, trust.num_values) == (1, 1, 2)
+    assert f"{6 * MIN_APPROVED - 2} approved unseen do not count" in render_trust(trust)
 
 
 def test_the_bound_of_the_approved_records_takes_the_place_of_the_ranking() -> None:

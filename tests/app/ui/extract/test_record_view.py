@@ -43,15 +43,24 @@ async def test_values_and_source_are_escaped_and_linked() -> None:
 async def test_a_flagged_value_says_why_in_the_open_and_a_sure_one_has_no_figure() -> None:
     page = show(result := await extract("nobody"))
     assert page.count("Check: not in the text") == 2 and ">2 to check</button>" in page
+    assert "Approve<span>, 2 unseen<" in page
     assert "<mark" not in render_source(result.leaves, result.evidence, "nobody")
     found = dataclasses.replace(await extract("Ada <b> 36"), flags={"/name": ("the model was unsure",)})
     page = show(found)
-    assert page.count("Check: the model was unsure (78%)") == 1 and page.count("%") == 1
-    assert ">1 to check, 1 unchecked</button>" in page
-    assert "%" not in show(dataclasses.replace(found, sure_from=None))
+    assert page.count("Check: the model was unsure") == 1 and "%" not in page
     checked = Shown(found, "", PERSON).act({"action": "check", "pointer": "/name"})
     page = render_fields(checked)
-    assert "checked by you: the model was unsure" in page and ">1 unchecked</button>" in page
+    assert "checked by you: the model was unsure" in page and "Approve<span>, 1 unseen<" in page
+
+
+async def test_an_approval_says_what_nobody_looked_at() -> None:
+    found = dataclasses.replace(await extract("Ada <b> 36"), flags={"/name": ("the model was unsure",)})
+    shown = Shown(found, "", PERSON)
+    blind = shown.act({"action": "approve"})
+    assert "approved unseen: the model was unsure" in render_fields(blind) and blind.to_check == []
+    assert "2 of 2 values unseen" in render_status(blind)
+    seen = shown.act({"action": "approve", "seen": ["/name", "/age", "/other"]})
+    assert "checked by you: the model was unsure" in render_fields(seen) and "every value" in render_status(seen)
 
 
 def test_a_growing_record_shows_values_without_judging_them() -> None:
