@@ -1,19 +1,17 @@
-"""RotaryEmbedding: cosines and sines per position, for every supported kind of scaling.
-
-The formulas follow transformers' `modeling_rope_utils`, operation by operation.
-"""
+"""RotaryEmbedding: cosines and sines per position, for every scaling that transformers computes."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.model.rope_config import RopeConfig, compute_yarn_mscale
+from engine.model.rope_config import RopeConfig
 from kernels.upload import upload, upload_tensor
 
 _MIN_POSITIONS = 2048
@@ -75,7 +73,7 @@ class RotaryEmbedding:
         self._device = device
         # Only longrope looks at it here; dynamic scaling looks at each request.
         self._max_len = self._config.stretched_len if self._config.rope_type == "longrope" else 0
-        self._scaling = _compute_attention_scaling(self._config)
+        self._scaling = 1.0  # of cosines and sines
         self._inv_freq = self._compute_inv_freq(self._max_len)
         self._cos = self._sin = torch.empty(0, device=device)
 
@@ -128,7 +126,7 @@ class RotaryEmbedding:
         inv_freq = torch.zeros(self._head_dim // 2)
         if not self._is_identity:
             size = self._config.rotary_dim(self._head_dim)
-            inv_freq[: size // 2] = compute_inv_freq(self._config, size, seq_len)
+            inv_freq[: size // 2], self._scaling = compute_inv_freq(self._config, size, seq_len)
         return upload_tensor(inv_freq, self._device)
 
     def _rotate_long(
@@ -162,70 +160,16 @@ class RotaryEmbedding:
         return cos, sin
 
 
-def compute_inv_freq(config: RopeConfig, dim: int, seq_len: int | None = None) -> Tensor:
-    """Return the angle per position of each pair of a head, [dim / 2] float32 on the CPU."""
-    base = config.theta
-    original = config.original_max_position_embeddings
-    if config.rope_type == "dynamic" and seq_len is not None and seq_len > original:
-        stretch = config.factor * seq_len / original - (config.factor - 1)
-        base *= stretch ** (dim / (dim - 2))
-    inv_freq = 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
-    match config.rope_type:
-        case "linear":
-            return inv_freq / config.factor
-        case "llama3":
-            return _scale_llama3(inv_freq, config)
-        case "yarn":
-            return _scale_yarn(inv_freq, config, dim)
-        case "longrope":
-            is_long = seq_len is not None and seq_len > original
-            return inv_freq / torch.tensor(config.long_factor if is_long else config.short_factor)
-        case _:
-            return inv_freq
-
-
-def _scale_llama3(inv_freq: Tensor, config: RopeConfig) -> Tensor:
-    """Divide low frequencies by the factor, keep high ones, interpolate between. Source: Llama 3.1."""
-    original, low, high = (
-        config.original_max_position_embeddings, config.low_freq_factor, config.high_freq_factor,
+def compute_inv_freq(config: RopeConfig, dim: int, seq_len: int | None = None) -> tuple[Tensor, float]:
+    """Return the angle per position of each pair of a head, [dim / 2] float32 on the CPU, and the factor of cosines."""
+    if config.rope_type == "default":
+        return 1.0 / (config.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)), 1.0
+    source = SimpleNamespace(
+        rope_parameters=asdict(config) | {"rope_theta": config.theta},
+        head_dim=dim,
+        hidden_size=dim,
+        num_attention_heads=1,
+        max_position_embeddings=config.original_max_position_embeddings,
+        standardize_rope_params=lambda: None,
     )
-    wavelen = 2 * math.pi / inv_freq
-    smooth = (original / wavelen - low) / (high - low)
-    blended = (1 - smooth) * inv_freq / config.factor + smooth * inv_freq
-    scaled = torch.where(wavelen > original / low, inv_freq / config.factor, blended)
-    return torch.where(wavelen < original / high, inv_freq, scaled)
-
-
-def _scale_yarn(inv_freq: Tensor, config: RopeConfig, dim: int) -> Tensor:
-    """Interpolate low-frequency dimensions, extrapolate the others. Source: Peng et al., 2023 (YaRN)."""
-    low = _yarn_dim(config.beta_fast, config, dim)
-    high = _yarn_dim(config.beta_slow, config, dim)
-    if config.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dim - 1)
-    if low == high:
-        # Avoid a division by zero.
-        high += 0.001
-    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    return inv_freq / config.factor * ramp + inv_freq * (1 - ramp)
-
-
-def _yarn_dim(num_rotations: float, config: RopeConfig, dim: int) -> float:
-    """Return the dimension whose pair rotates `num_rotations` times within the original context."""
-    turns = config.original_max_position_embeddings / (num_rotations * 2 * math.pi)
-    return dim * math.log(turns) / (2 * math.log(config.theta))
-
-
-def _compute_attention_scaling(config: RopeConfig) -> float:
-    """Return the factor for cos and sin: the attention temperature of YaRN and longrope, else 1."""
-    if config.rope_type not in ("yarn", "longrope"):
-        return 1.0
-    if config.attention_factor is not None:
-        return config.attention_factor
-    if config.rope_type == "longrope":
-        growth = math.log(max(1.0, config.factor))
-        return math.sqrt(1 + growth / math.log(config.original_max_position_embeddings)) if growth else 1.0
-    if config.mscale and config.mscale_all_dim:
-        scale = compute_yarn_mscale(config.factor, config.mscale)
-        return scale / compute_yarn_mscale(config.factor, config.mscale_all_dim)
-    return compute_yarn_mscale(config.factor, 1.0)
+    return ROPE_INIT_FUNCTIONS[config.rope_type](source, seq_len=seq_len)  # type: ignore[no-any-return]
