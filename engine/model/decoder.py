@@ -24,7 +24,7 @@ from engine.model.norm import Norm
 from engine.model.rope import RotaryEmbedding
 from engine.model.shard import Shard
 from engine.model.sharding import ONE_RANK, Sharding
-from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, WeightTargets, add_prefix
+from engine.model.weight_targets import Targets, WeightTarget, WeightTargets, add_prefix
 from kernels import Ops
 from kernels.ops import KVCache, PackedWeight, Quantization
 from kernels.torch import make_ops
@@ -322,9 +322,8 @@ class DecoderModel(nn.Module):
     def _list_parts(self) -> dict[str, MatrixPart]:
         prefix, parts = self.config.weight_prefix, {}
         for name, target in self.weight_targets().targets.items():
-            memory = target.target if isinstance(target, ShardedTarget) else target
-            if isinstance(memory, WeightTarget) and memory.part is not None:
-                parts[name.removeprefix(prefix).removesuffix(".weight")] = memory.part
+            if target.part is not None:
+                parts[name.removeprefix(prefix).removesuffix(".weight")] = target.part
         if not self._first:
             head = MatrixPart(self.lm_head, 0, self.lm_head.out_features, None, self._head_shard)
             parts.setdefault("lm_head", head)

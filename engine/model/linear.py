@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.formats.encoded import EncodedTensor
 from engine.model.shard import Shard
-from engine.model.weight_targets import ShardedTarget, Target, Targets, WeightTarget, own
+from engine.model.weight_targets import Targets, WeightTarget, own
 from kernels import Ops
 from kernels.grouped import Bits, GroupedRows, OrderedRows, StackedRows, align
 from kernels.lora import LoraMatrix, PackedLora
@@ -169,13 +169,9 @@ class Linear(nn.Module):
             shard = self._shards.get(part)
             matrix_part = MatrixPart(self, row, rows, order, shard)
             keep = None if self._shards else partial(self.keep, part)  # all parts are kept, or none
-            weight = WeightTarget(memory, order=order, keep=keep, part=matrix_part)
-            found: dict[str, Target] = {f"{prefix}weight": weight}
+            targets[f"{prefix}weight"] = WeightTarget(memory, shard, order=order, keep=keep, part=matrix_part)
             if self.bias is not None:
-                found[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows], order=order)
-            if shard is not None:
-                found = {name: ShardedTarget(target, shard) for name, target in found.items()}
-            targets |= found
+                targets[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows], shard, order=order)
             row += rows
         return own(targets, self)
 

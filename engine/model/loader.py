@@ -24,12 +24,12 @@ from engine.model.formats.quant_config import WeightFormat
 from engine.model.formats.safetensors_reader import read_encoded
 from engine.model.implementation import TransformersConfig, import_backend, read_model_config
 from engine.model.linear import Linear
-from engine.model.moe import ConvertedTarget, Experts
+from engine.model.moe import Experts
 from engine.model.protocol import Model
 from engine.model.sharding import ONE_RANK, Sharding
 from engine.model.weight_cache import WeightCache
 from engine.model.weight_memory import check_weight_memory
-from engine.model.weight_targets import SkippedTarget, Target, WeightTarget, WeightTargets, check_names
+from engine.model.weight_targets import WeightTarget, WeightTargets, check_names
 from kernels import Ops
 from kernels.ops import Quantization
 
@@ -233,23 +233,21 @@ def _split_experts(
 
 
 def _load_tensor(
-    target: Target, tensor: Tensor | EncodedTensor, name: str, source: str | Path, loading: Loading
+    target: WeightTarget, tensor: Tensor | EncodedTensor, name: str, source: str | Path, loading: Loading
 ) -> None:
     if tensor.shape != target.shape:
         raise ConfigError(
             f"{source}: tensor {name} has shape {list(tensor.shape)}, its config says {list(target.shape)}"
         )
-    if isinstance(target, SkippedTarget):
+    if target.memory.is_meta:
         return
-    keep = target.keep if isinstance(target, WeightTarget) and loading.keeps_tensors else None
+    keep = target.keep if loading.keeps_tensors else None
     if isinstance(tensor, EncodedTensor):
-        keep_codes = target.keep_codes if isinstance(target, WeightTarget | ConvertedTarget) else None
-        if loading.keeps_codes and (keep_codes := keep_codes or keep) is not None:
+        if loading.keeps_codes and (keep_codes := target.keep_codes or keep) is not None:
             keep_codes(tensor)
             return
         tensor = tensor.dequantize()
-    is_known = (tensor.is_floating_point() and tensor.dtype.itemsize > 1) or tensor.dtype == target.dtype
-    if not is_known:
+    if not tensor.is_floating_point() or tensor.dtype.itemsize == 1:
         raise ConfigError(
             f"{source}: tensor {name} is {tensor.dtype}, and no quantization_config explains it"
         )

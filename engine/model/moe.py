@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,35 +19,11 @@ from engine.model.mlp import MLP
 from engine.model.moe_spec import MoESpec
 from engine.model.shard import Shard
 from engine.model.sharding import Sharding
-from engine.model.weight_targets import (
-    ShardedTarget,
-    SkippedTarget,
-    Target,
-    Targets,
-    WeightTarget,
-    add_prefix,
-    own,
-)
+from engine.model.weight_targets import Targets, WeightTarget, add_prefix, own
 from kernels import Ops
 from kernels.grouped import GroupedRows, align
 from kernels.ops import ExpertRows, ExpertWeights, PackedExperts, Quantization, RunExperts
 from kernels.torch.elementwise import compute_sigmoid
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertedTarget:
-    """Memory for a tensor that the checkpoint stores in another layout."""
-
-    memory: Tensor
-    shape: torch.Size  # of the checkpoint's tensor
-    convert: Callable[[Tensor], Tensor]  # to the shape of the memory
-    dtype: torch.dtype | None = None
-    keep_codes: Callable[[EncodedTensor], None] | None = None  # as in `WeightTarget`
-    owner: nn.Module | None = None
-
-    def copy(self, tensor: Tensor) -> None:
-        """Write a tensor of the required shape into the memory."""
-        self.memory.copy_(self.convert(tensor))
 
 
 class Experts(nn.Module):
@@ -212,10 +188,8 @@ class Experts(nn.Module):
                 memories = (self.gate_up, self.down)
                 pairs = zip(names.experts, memories, strict=True)
                 return self._shard({f"{name}.weight": WeightTarget(memory) for name, memory in pairs})
-            case "interleaved":
-                return self._shard(self._bias_targets() | _interleaved_targets(self.gate_up, self.down))
-            case "mxfp4":
-                return self._shard(self._bias_targets() | self._block_targets(self.gate_up, self.down))
+            case _:
+                return self._shard(self._pair_targets(self.gate_up, self.down))
 
     def _shard(self, targets: Targets) -> Targets:
         """Return targets that take this rank's part out of tensors of all experts."""
@@ -223,12 +197,9 @@ class Experts(nn.Module):
             return targets
         if self._sharding.has_whole_experts:
             experts = Shard(0, self._spec.num_experts, ((self._first, self._num_experts),))
-            return {name: ShardedTarget(target, experts) for name, target in targets.items()}
+            return {name: target.cut(experts) for name, target in targets.items()}
         shards = self._find_inner_shards()
-        return {
-            name: ShardedTarget(target, shards[name]) if name in shards else target
-            for name, target in targets.items()
-        }
+        return {name: target.cut(shards[name]) if name in shards else target for name, target in targets.items()}
 
     def _find_inner_shards(self) -> dict[str, Shard]:
         """Return the rank's part of each stacked tensor with a dimension of inner values."""
@@ -272,32 +243,29 @@ class Experts(nn.Module):
             index = expert - self._first
             is_own = 0 <= index < self._num_experts
             for name, stacked, shard, part in parts:
-                target: Target = SkippedTarget(stacked.shape[1:])
-                if is_own:
-                    keep = partial(self._keep_codes, part, index) if part and not self._is_cut else None
-                    target = WeightTarget(stacked[index], keep_codes=keep)
-                if is_own and shard is not None:
-                    targets[f"experts.{expert}.{name}"] = ShardedTarget(target, shard)
-                else:
-                    targets[f"experts.{expert}.{name}"] = target
+                memory = stacked[index] if is_own else stacked.new_empty(stacked.shape[1:], device="meta")
+                keep = partial(self._keep_codes, part, index) if part and not self._is_cut else None
+                targets[f"experts.{expert}.{name}"] = WeightTarget(memory, shard, keep_codes=keep)
         return targets
 
-    def _block_targets(self, gate_up: Tensor, down: Tensor) -> Targets:
+    def _pair_targets(self, gate_up: Tensor, down: Tensor) -> Targets:
+        """Return the targets of gpt-oss, whose rows of gate and up alternate."""
+        assert self.gate_up_bias is not None and self.down_bias is not None, "gpt-oss has expert biases"
+        rows = torch.arange(gate_up.shape[1])
+        order = torch.cat((rows[::2], rows[1::2]))
+        is_coded = self._spec.names.layout == "mxfp4"
         # Several ranks decode their parts, and one rank that must have their bits does, too.
         keep, keep_down = (
-            None if self._sharding.is_sliced else partial(self._keep_blocks, parts)
+            partial(self._keep_blocks, parts) if is_coded and not self._sharding.is_sliced else None
             for parts in (("gate", "up"), ("down",))
         )
+        gate_up, down = (each if is_coded else each.transpose(1, 2) for each in (gate_up, down))
         return {
-            "experts.gate_up_proj": ConvertedTarget(gate_up, gate_up.shape, _split_pairs, keep_codes=keep),
+            "experts.gate_up_proj": WeightTarget(
+                gate_up, order=order, order_dim=1 if is_coded else 2, keep_codes=keep
+            ),
             "experts.down_proj": WeightTarget(down, keep_codes=keep_down),
-        }
-
-    def _bias_targets(self) -> Targets:
-        assert self.gate_up_bias is not None and self.down_bias is not None, "gpt-oss has expert biases"
-        bias = self.gate_up_bias
-        return {
-            "experts.gate_up_proj_bias": ConvertedTarget(bias, bias.shape, _split_pairs),
+            "experts.gate_up_proj_bias": WeightTarget(self.gate_up_bias, order=order, order_dim=1),
             "experts.down_proj_bias": WeightTarget(self.down_bias),
         }
 
@@ -372,20 +340,6 @@ def _cut_inner(weights: ExpertWeights, num_slices: int, num_parts: int) -> Itera
             None if biases is None else torch.cat([half[index] for half in biases], 1), down.contiguous(),
             down_bias, weights.activation,
         )
-
-
-def _interleaved_targets(gate_up: Tensor, down: Tensor) -> Targets:
-    return {
-        "experts.gate_up_proj": ConvertedTarget(
-            gate_up, gate_up.transpose(1, 2).shape, lambda tensor: _split_pairs(tensor.transpose(1, 2))
-        ),
-        "experts.down_proj": WeightTarget(down.transpose(1, 2)),
-    }
-
-
-def _split_pairs(tensor: Tensor) -> Tensor:
-    """Order alternating rows [E, 2 I, ...] as gate rows, then up rows."""
-    return torch.cat((tensor[:, ::2], tensor[:, 1::2]), dim=1)
 
 
 def repack_modules(

@@ -12,7 +12,7 @@ from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.linear import Linear, sum_squares
 from engine.model.shard import Shard
 from engine.model.sharding import Sharding
-from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, own
+from engine.model.weight_targets import Targets, WeightTarget, own
 from kernels import Ops
 from kernels.grouped import GROUP_SIZE
 from kernels.lora import LoraMatrix, LoraSegment, PackedLora
@@ -122,8 +122,7 @@ class RowLinear(Linear):
     def weight_targets(self) -> Targets:
         assert self.weight is not None, "weights are loaded before they are packed"
         part = MatrixPart(self, 0, self.out_features, None, self._shard)
-        weight = WeightTarget(self.weight, part=part)
-        targets: Targets = {"weight": ShardedTarget(weight, self._shard)}
+        targets = {"weight": WeightTarget(self.weight, self._shard, part=part)}
         if self.bias is not None:
             targets["bias"] = WeightTarget(self.bias)
         return own(targets, self)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,90 +16,45 @@ from engine.model.shard import Shard
 _MAX_NAMES = 8  # in an error
 
 
-class Target(Protocol):
-    """Takes one tensor of a checkpoint."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """Required shape of the tensor."""
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """Required dtype of an encoded tensor; None: floating-point of at least 16 bits."""
-
-    @property
-    def owner(self) -> nn.Module | None:
-        """The module that is packed when all its tensors are there; None: the memory stays as it is."""
-
-    def copy(self, tensor: Tensor) -> None:
-        """Write a tensor of the required shape into memory."""
-
-
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
     """The memory that one tensor is copied to, and how it is changed on the way."""
 
-    memory: Tensor
+    memory: Tensor  # on the meta device: another rank holds the tensor
+    shard: Shard | None = None  # the part of the tensor that is copied; None: all
     is_repeated: bool = False  # each row of the memory is a copy of the tensor
-    # [rows] int64: the row of the tensor for each row of the memory; None: as it is
-    order: Tensor | None = None
+    order: Tensor | None = None  # [size] int64: the index in the tensor for each index of the memory; None: as it is
+    order_dim: int = 0
     offset: float = 0.0  # added to each number
     # Takes a tensor as the checkpoint has it, for ops that pack it from there; None: it is copied to the memory.
     keep: Callable[[Tensor | EncodedTensor], None] | None = None
     # Takes a matrix in codes alone, for ops that pack it from there.
     keep_codes: Callable[[EncodedTensor], None] | None = None
     part: MatrixPart | None = None  # where an adapter changes the matrix
-    owner: nn.Module | None = None
+    owner: nn.Module | None = None  # is packed when all its tensors are there; None: the memory stays as it is
 
     @property
     def shape(self) -> torch.Size:
-        return self.memory.shape[1:] if self.is_repeated else self.memory.shape
-
-    @property
-    def dtype(self) -> None:
-        """Any floating-point dtype is cast."""
+        """Required shape of the tensor."""
+        shape = self.memory.shape[1:] if self.is_repeated else self.memory.shape
+        return shape if self.shard is None else self.shard.find_shape(shape)
 
     def copy(self, tensor: Tensor) -> None:
+        """Write a tensor of the required shape into memory."""
+        if self.shard is not None:
+            tensor = self.shard.take(tensor)
         if self.order is not None:
-            tensor = tensor.index_select(0, self.order)
+            tensor = tensor.index_select(self.order_dim, self.order)
         if self.offset:
             tensor = tensor.float() + self.offset
         self.memory.copy_(tensor)
 
-
-@dataclass(frozen=True, slots=True)
-class ShardedTarget:
-    """Takes a tensor of the checkpoint and copies the rank's part of it to another target."""
-
-    target: Target
-    shard: Shard
-    owner: nn.Module | None = None
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.shard.find_shape(self.target.shape)
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        return self.target.dtype
-
-    def copy(self, tensor: Tensor) -> None:
-        self.target.copy(self.shard.take(tensor))
+    def cut(self, shard: Shard) -> WeightTarget:
+        """Return the target of a larger tensor, of which it takes a part; its values are copied."""
+        return replace(self, shard=shard, keep=None, keep_codes=None)
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedTarget:
-    """A tensor of the checkpoint that another rank holds."""
-
-    shape: torch.Size
-    dtype: torch.dtype | None = None
-    owner: nn.Module | None = None
-
-    def copy(self, tensor: Tensor) -> None:
-        """Do nothing."""
-
-
-Targets = dict[str, Target]  # by the name in the checkpoint
+Targets = dict[str, WeightTarget]  # by the name in the checkpoint
 # End of the name of a tensor of all experts -> the matrices of each; Qwen3.5 is published so.
 _STACKED_EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
@@ -149,7 +103,7 @@ class WeightTargets:
 
 def own(targets: Targets, owner: nn.Module) -> Targets:
     """Return the targets as those of a module that is packed when all of them are filled."""
-    return {name: replace(target, owner=owner) for name, target in targets.items()}  # type: ignore[type-var]
+    return {name: replace(target, owner=owner) for name, target in targets.items()}
 
 
 def add_prefix(prefix: str, targets: Targets) -> Targets:

@@ -16,7 +16,7 @@ from engine.model.rope import Rotation, order_pairs
 from engine.model.row_linear import make_row_linear
 from engine.model.shard import Shard
 from engine.model.sharding import ONE_RANK, Sharding
-from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, add_prefix
+from engine.model.weight_targets import Targets, WeightTarget, add_prefix
 from kernels import Ops
 from kernels.ops import KVCache, Plan
 from kernels.torch.elementwise import compute_sigmoid
@@ -187,7 +187,7 @@ class Attention(nn.Module):
                 targets[f"{name}.weight"] = target
         if self.sinks is not None:
             part = self._sharding.part(self._num_all_heads)
-            targets["sinks"] = ShardedTarget(WeightTarget(self.sinks), Shard(0, self._num_all_heads, (part,)))
+            targets["sinks"] = WeightTarget(self.sinks, Shard(0, self._num_all_heads, (part,)))
         return targets
 
 

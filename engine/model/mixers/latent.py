@@ -21,7 +21,7 @@ from engine.model.rope import order_pairs
 from engine.model.row_linear import make_row_linear
 from engine.model.shard import Shard
 from engine.model.sharding import Sharding
-from engine.model.weight_targets import ShardedTarget, Targets, WeightTarget, add_prefix, own
+from engine.model.weight_targets import Targets, WeightTarget, add_prefix, own
 from kernels import Ops
 from kernels.ops import KVCache, Quantization
 from kernels.torch.elementwise import apply_rope
@@ -81,7 +81,7 @@ class HeadMatrices(Linear):
 
     def weight_targets(self) -> Targets:
         assert self.weight is not None, "weights are loaded before they are packed"
-        return own({"weight": ShardedTarget(WeightTarget(self.weight), self._shard)}, self)
+        return own({"weight": WeightTarget(self.weight, self._shard)}, self)
 
 
 class LatentAttention(nn.Module):
