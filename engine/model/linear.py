@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -31,6 +31,8 @@ class Linear(nn.Module):
         is_quantized: whether the quantization of the model applies to the matrix.
         int4_as: how the matrix is rounded in an int4 model: in more bits where 4 harm most.
     """
+
+    _packs_bias = True  # the bias is added by the product
 
     def __init__(
         self,
@@ -98,12 +100,27 @@ class Linear(nn.Module):
         # Parts that were kept are not in the memory.
         must_pack = self._shared is None or quantization is not None or ops.packs_shared or bool(self._given)
         matrix = self._join_parts(source.data, quantization)
-        packed: PackedWeight = source.data
         if not isinstance(matrix, Tensor):
-            packed = ops.pack_linear(matrix, self.bias, None, source.dtype)
+            self.take_packed(ops, ops.pack_linear(matrix, self.bias, None, source.dtype))
         elif must_pack:
-            packed = ops.pack_linear(matrix, self.bias, quantization, source.dtype)
-        self.take_packed(ops, packed)
+            self._pack_values(ops, matrix, quantization, source.dtype)
+        else:
+            self.take_packed(ops, source.data)
+
+    def _pack_values(
+        self, ops: Ops, weight: Tensor, quantization: Quantization | None, dtype: torch.dtype | None = None
+    ) -> None:
+        bias = self.bias if self._packs_bias else None
+        parts = self._cut(weight, quantization)
+        self.take_packed(ops, *(ops.pack_linear(each.contiguous(), bias, quantization, dtype) for each in parts))
+
+    def _cut(self, weight: Tensor, quantization: Quantization | None) -> Sequence[Tensor]:
+        """Return what is packed apart."""
+        return [weight]
+
+    def _join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the matrix of these parts."""
+        return parts[0]
 
     def choose_quantization(self, quantization: Quantization | None) -> Quantization | None:
         """Return how the matrix is rounded in a model of this quantization."""
@@ -119,7 +136,7 @@ class Linear(nn.Module):
     def unpack(self) -> Tensor:
         """Return the matrix [out, in] that products use, rounded if it is quantized."""
         assert self._unpack is not None, "these ops cannot unpack a matrix"
-        return self._unpack(self.packed)
+        return self._join([self._unpack(packed) for _, packed in self._packed])
 
     def measure_rows(self, rows: slice, a: Tensor, b: Tensor, scale: float) -> Tensor:
         """Return the squared lengths of rows of W + scale b a, as far as this rank has them, float32."""
@@ -153,10 +170,7 @@ class Linear(nn.Module):
         if self._shared is not None:
             self.pack(new, quantization)
             return
-        quantization = self.choose_quantization(quantization)
-        weight = old.unpack_linear(self.packed)
-        packed = new.pack_linear(weight.contiguous(), self.bias, quantization)
-        self._packed, self._unpack = [(new.linear, packed)], new.unpack_linear
+        self._pack_values(new, self.unpack(), self.choose_quantization(quantization))
 
     def weight_targets(self) -> Targets:
         """Return the memory for each checkpoint tensor, `part.weight` and `part.bias`: views of the parameters."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,6 +37,8 @@ class RowLinear(Linear):
     Args:
         in_features: of all ranks together.
     """
+
+    _packs_bias = False
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool, sharding: Sharding, *, dtype: torch.dtype,
@@ -98,26 +101,15 @@ class RowLinear(Linear):
         identity = torch.eye(len(a), dtype=part.b.dtype, device=a.device)
         return RowLora(slices, ops.pack_lora(replace(matrix, a=identity)))
 
-    def unpack(self) -> Tensor:
-        assert self._unpack is not None, "these ops cannot unpack a matrix"
-        return torch.cat([self._unpack(columns) for columns in self.list_packed()], dim=1)
-
-    def pack(self, ops: Ops, quantization: Quantization | None) -> None:
-        assert self.weight is not None, "a layer is packed once; after that it is repacked"
-        self._pack_slices(self.weight.data, ops, quantization)
-        self.weight = None
-
-    def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
-        self._pack_slices(self.unpack(), new, quantization)
-
-    def _pack_slices(self, weight: Tensor, ops: Ops, quantization: Quantization | None) -> None:
-        num_inputs, quantization = weight.shape[1], self.choose_quantization(quantization)
+    def _cut(self, weight: Tensor, quantization: Quantization | None) -> Sequence[Tensor]:
+        num_inputs = weight.shape[1]
         multiple = 1 if quantization is None else GROUP_SIZE
         width = num_inputs // self._sharding.count_slices(num_inputs, multiple)
         self._ends = [(start, start + width) for start in range(0, num_inputs, width)]
-        columns = [weight[:, start:end].contiguous() for start, end in self._ends]
-        self._packed = [(ops.linear, ops.pack_linear(each, None, quantization)) for each in columns]
-        self._unpack = ops.unpack_linear
+        return weight.split(width, dim=1)
+
+    def _join(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts), dim=1)
 
     def weight_targets(self) -> Targets:
         assert self.weight is not None, "weights are loaded before they are packed"

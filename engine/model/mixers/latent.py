@@ -11,6 +11,8 @@ same way, which keeps their results equal however they are cut. Source: DeepSeek
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +24,6 @@ from engine.model.row_linear import make_row_linear
 from engine.model.shard import Shard
 from engine.model.sharding import Sharding
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix, own
-from kernels import Ops
 from kernels.ops import KVCache, Quantization
 from kernels.torch.elementwise import apply_rope
 
@@ -60,24 +61,14 @@ class HeadMatrices(Linear):
             [multiply(x[:, head], packed, None) for head, (multiply, packed) in enumerate(pairs)], dim=1
         )
 
-    def pack(self, ops: Ops, quantization: Quantization | None) -> None:
-        assert self.weight is not None, "a layer is packed once; after that it is repacked"
-        self._pack_heads(self.weight.data, ops, quantization)
-
-    def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
-        self._pack_heads(self.unpack(), new, quantization)
-
-    def unpack(self) -> Tensor:
-        assert self._unpack is not None, "these ops cannot unpack a matrix"
-        halves = [self._unpack(packed) for packed in self.list_packed()]
-        keys = [half.t() for half in halves[::2]]
-        return torch.cat([each for pair in zip(keys, halves[1::2], strict=True) for each in pair])
-
-    def _pack_heads(self, weight: Tensor, ops: Ops, quantization: Quantization | None) -> None:
-        quantization, size = self.choose_quantization(quantization), self._latent.plain_size
+    def _cut(self, weight: Tensor, quantization: Quantization | None) -> Sequence[Tensor]:
+        size = self._latent.plain_size
         heads = weight.view(self._num_heads, self._head_rows, -1)
-        matrices = [matrix for head in heads for matrix in (head[:size].t(), head[size:])]
-        self.take_packed(ops, *(ops.pack_linear(each.contiguous(), None, quantization) for each in matrices))
+        return [matrix for head in heads for matrix in (head[:size].t(), head[size:])]
+
+    def _join(self, parts: Sequence[Tensor]) -> Tensor:
+        keys = [half.t() for half in parts[::2]]
+        return torch.cat([each for pair in zip(keys, parts[1::2], strict=True) for each in pair])
 
     def weight_targets(self) -> Targets:
         assert self.weight is not None, "weights are loaded before they are packed"
