@@ -25,7 +25,7 @@ class Model(Protocol):
         ops: kernels that the forward pass calls.
         dtype: dtype of the hidden states, and of the weights before they are packed.
         weights_hash: hash of the loaded weights.
-        lm_head: output projection, for ops that sample from hidden states directly.
+        lm_head: output projection, which adapters may change.
         embed_tokens: shape, dtype and device of the input embedding, [V, D]; `unpack_embedding` returns its values.
         matrix_parts: matrices that adapters may change, by the module's name in the checkpoint.
         aux_layers: layers whose inputs follow the final hidden state in each row of the result, for draft heads.

@@ -8,10 +8,9 @@ in any batch if the products have, as those of the native ops do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,20 +21,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from engine.errors import ConfigError
-from engine.host_memory import map_large_blocks
-from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
-from engine.model.adapters import MatrixPart, StepAdapters
+from engine.kv_cache_spec import KVCacheSpec
+from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
-from engine.model.checkpoint import hash_weights, resolve_weights, weight_files
 from engine.model.implementation import EncoderConfig
-from engine.model.moe import repack_modules
 from engine.model.rope_config import RopeConfig
-from engine.model.transformers_backend.model import WideLinear, replace_child
+from engine.model.transformers_backend.foreign import ForeignModel, WideLinear, replace_child
 from engine.model.transformers_backend.paged_interface import INERT, UnsupportedModel
-from engine.model.weight_targets import WeightTargets, list_parameters
 from kernels import Ops
-from kernels.ops import KVCache, Quantization
-from kernels.torch import make_ops
+from kernels.ops import KVCache
 
 NAME = "troupe_encoder"
 # Families whose positions begin after the id of the padding token.
@@ -45,7 +39,7 @@ _HEADS = ("pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier.")
 _INERT = INERT | {"deterministic"}  # of the attention that they replace
 # Hidden states of a step are smaller: their pages are reused, not mapped and cleared anew in every layer. The most
 # that glibc allows, since no grammars of an encoder's engine lie between them.
-_REUSED_BYTES = 32 * 2**20
+REUSED_BYTES = 32 * 2**20
 _COUNTED = KVCacheSpec(1, 2, None)  # the least that the cache holds of a token
 
 
@@ -116,24 +110,12 @@ class EncodedText(nn.Module):
         return BaseModelOutputWithPooling(last_hidden_state=self.hidden, pooler_output=pooled)
 
 
-class EncoderModel(nn.Module):
-    """An encoder as `engine.model.protocol.Model`.
-
-    Args:
-        source: with its weights, on its device.
-    """
+class EncoderModel(ForeignModel):
+    """An encoder of transformers."""
 
     def __init__(self, source: PreTrainedModel, config: EncoderConfig, ops: Ops | None = None) -> None:
-        super().__init__()
-        self.config = config
-        self.ops = _split(ops or make_ops(), source.dtype)
-        self.dtype = source.dtype
-        self.quantization: Quantization | None = None
-        self.weights_hash = b""  # set by the loader
-        self.matrix_parts: dict[str, MatrixPart] = {}  # adapters are refused
+        super().__init__(source, config, ops)
         self.aux_layers: tuple[int, ...] = ()
-        self.before_layers: Callable[[], None] = lambda: None
-        self.source = source
         prefix = source.base_model_prefix
         base = getattr(source, prefix) if config.num_labels else source
         pooler = getattr(base, "pooler", None)
@@ -181,40 +163,11 @@ class EncoderModel(nn.Module):
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
         return (_COUNTED,)
 
-    def state_specs(self) -> tuple[StateCacheSpec, ...]:
-        return ()
-
-    def weight_targets(self) -> WeightTargets:
-        return list_parameters(self.source)
-
-    def pack(self, quantization: Quantization | None = None) -> None:
-        """Convert the loaded matrices to the layout of the ops. Call once, after loading."""
-        self.quantization = quantization
-        for module in self.source.modules():
-            if isinstance(module, WideLinear):
-                module.pack(self.ops, quantization)
-
-    def repack(self, ops: Ops) -> Iterator[None]:
-        """Move to other ops. Repacks one matrix per iteration; steps may run in between."""
-        ops = _split(ops, self.dtype)
-        yield from repack_modules(self.source.modules(), self.ops, ops, self.quantization)
-        self.ops = ops
-
-    def reserve_positions(self, num_positions: int) -> None:
-        """Do nothing: the model's code computes its positions in each step."""
-
-    def release_positions(self) -> None:
-        """Do nothing; see `reserve_positions`."""
-
-    def limit_positions(self, max_model_len: int) -> None:
-        """Do nothing; see `reserve_positions`."""
-
-
-def _split(ops: Ops, dtype: torch.dtype) -> Ops:
-    """Return the ops with float32 products from several of bfloat16, where that is faster."""
-    if dtype != torch.float32 or ops.pack_split is None:
-        return ops
-    return replace(ops, pack_linear=ops.pack_split)
+    def adapt(self, ops: Ops) -> Ops:
+        """Return the ops with float32 products from several of bfloat16, where that is faster."""
+        if self.dtype != torch.float32 or ops.pack_split is None:
+            return ops
+        return replace(ops, pack_linear=ops.pack_split)
 
 
 def make_config(source: PreTrainedConfig, where: str) -> EncoderConfig:
@@ -231,7 +184,7 @@ def make_config(source: PreTrainedConfig, where: str) -> EncoderConfig:
     num_labels = source.num_labels if name.endswith("ForSequenceClassification") else 0
     first = source.pad_token_id + 1 if source.model_type in _SHIFTED else 0
     with torch.device("meta"):
-        model = _build(source, num_labels)
+        model = build(source, num_labels)
     heads = source.num_attention_heads
     dtype = str(source.dtype or "float32").removeprefix("torch.")
     config = EncoderConfig(
@@ -247,63 +200,26 @@ def make_config(source: PreTrainedConfig, where: str) -> EncoderConfig:
     return replace(config, notices=(config.refusal,))
 
 
-def load(
-    path_or_name: str | Path, config: EncoderConfig, dtype: torch.dtype, device: torch.device,
-    ops: Ops | None, seed: int | None = None,
-) -> EncoderModel:
-    """Build the encoder with the weights of the checkpoint, or with random ones by a seed, not packed yet."""
-    map_large_blocks(_REUSED_BYTES)
-    if seed is not None:
-        with torch.random.fork_rng(devices=[]), torch.device(device):
-            torch.manual_seed(seed)
-            source = nn.Module.to(_build(config.source, config.num_labels), dtype)
-        weights_hash = b"dummy:%d" % seed
-    else:
-        folder = resolve_weights(path_or_name)
-        source = _read_weights(folder, config, dtype, device)
-        weights_hash = hash_weights(weight_files(folder))
-    model = EncoderModel(source.eval().requires_grad_(False), config, ops).eval()
-    model.weights_hash = weights_hash
-    return model
+def build(source: PreTrainedConfig, num_labels: int) -> PreTrainedModel:
+    """Build the model of a config on the current device, with random weights, float32."""
+    config, options = prepare_read(source)
+    auto = find_auto_class(num_labels)
+    return auto.from_config(config, dtype=torch.float32, trust_remote_code=False, **options)  # type: ignore[no-any-return]
 
 
-def _find_auto_class(num_labels: int) -> Any:
+def find_auto_class(num_labels: int) -> Any:
+    """Return transformers' factory."""
     return transformers.AutoModelForSequenceClassification if num_labels else transformers.AutoModel
 
 
-def _build(source: PreTrainedConfig, num_labels: int) -> PreTrainedModel:
+def prepare_read(source: PreTrainedConfig) -> tuple[PreTrainedConfig, dict[str, str]]:
+    """Return a copy of the config, into which transformers writes, and options that select our attention."""
     transformers.AttentionInterface.register(NAME, _attend)
-    model: PreTrainedModel = _find_auto_class(num_labels).from_config(
-        _copy(source), attn_implementation=NAME, dtype=torch.float32, trust_remote_code=False
-    )
-    return model
-
-
-def _copy(source: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a copy of the config, into which transformers writes, that keeps no keys and values."""
     config = deepcopy(source)
-    config.use_cache = False
-    return config
+    config.use_cache = False  # no keys and values
+    return config, {"attn_implementation": NAME}
 
 
-def _read_weights(
-    folder: Path, config: EncoderConfig, dtype: torch.dtype, device: torch.device
-) -> PreTrainedModel:
-    transformers.AttentionInterface.register(NAME, _attend)
-    try:
-        model, report = _find_auto_class(config.num_labels).from_pretrained(
-            folder, config=_copy(config.source), dtype=dtype, attn_implementation=NAME, use_safetensors=True,
-            local_files_only=True, trust_remote_code=False, output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{folder} cannot be loaded by transformers: {error}") from error
-    wrong = {what: [name for name in names if not _is_spare(str(name), config)] for what, names in report.items()}
-    if any(wrong.values()):
-        shown = "; ".join(f"{what}: {', '.join(map(str, names[:8]))}" for what, names in wrong.items() if names)
-        raise ConfigError(f"the tensors of {folder} do not match its config: {shown}")
-    nn.Module.to(model, device)
-    return model  # type: ignore[no-any-return]
-
-
-def _is_spare(name: str, config: EncoderConfig) -> bool:
+def is_spare(name: str, config: EncoderConfig) -> bool:
+    """Whether embeddings do not need a tensor."""
     return not config.num_labels and name.startswith(_HEADS)

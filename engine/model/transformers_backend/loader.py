@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine.errors import ConfigError
+from engine.host_memory import map_large_blocks
 from engine.model.checkpoint import hash_weights, resolve_weights, weight_files
 from engine.model.implementation import EncoderConfig, TransformersConfig
 from engine.model.rope_config import RopeConfig
@@ -82,43 +83,59 @@ def load(
         ConfigError: the tensors do not match the config.
     """
     if isinstance(config, EncoderConfig):
-        return encoder.load(path_or_name, config, dtype, device, ops, seed)
+        map_large_blocks(encoder.REUSED_BYTES)
     if seed is not None:
         with torch.random.fork_rng(devices=[]), torch.device(device):
             torch.manual_seed(seed)
-            source = make_model(config.source)
+            if isinstance(config, EncoderConfig):
+                source = encoder.build(config.source, config.num_labels)
+            else:
+                source = make_model(config.source)
         nn.Module.to(source, dtype)
         weights_hash = b"dummy:%d" % seed
     else:
         folder = resolve_weights(path_or_name)
-        files = weight_files(folder)
-        source = _read_weights(folder, config.source, dtype, device)
-        weights_hash = hash_weights(files)
-    source.requires_grad_(False)
-    model = TransformersModel(source, config.skeleton, config, ops).eval()
+        source = _read_weights(folder, config, dtype, device)
+        weights_hash = hash_weights(weight_files(folder))
+    source.eval().requires_grad_(False)
+    model: TransformersModel | encoder.EncoderModel
+    if isinstance(config, EncoderConfig):
+        model = encoder.EncoderModel(source, config, ops)
+    else:
+        model = TransformersModel(source, config.skeleton, config, ops)
     model.weights_hash = weights_hash
-    return model
+    return model.eval()
 
 
 def _read_weights(
-    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+    folder: Path, config: TransformersConfig, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
-    paged_interface.register()
-    packed_experts.register()
+    source = config.source
+    if isinstance(config, EncoderConfig):
+        factory = encoder.find_auto_class(config.num_labels)
+        source, options = encoder.prepare_read(source)
+    else:
+        paged_interface.register()
+        packed_experts.register()
+        factory = find_auto_class(source)
+        options = {"attn_implementation": paged_interface.NAME, "experts_implementation": packed_experts.NAME}
     try:
-        model, report = find_auto_class(config).from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation=paged_interface.NAME,
-            experts_implementation=packed_experts.NAME, use_safetensors=True, local_files_only=True,
-            trust_remote_code=False, output_loading_info=True,
+        model, report = factory.from_pretrained(
+            folder, config=source, dtype=dtype, use_safetensors=True, local_files_only=True,
+            trust_remote_code=False, output_loading_info=True, **options,
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{folder} cannot be loaded by transformers: {error}") from error
+    if isinstance(config, EncoderConfig):
+        report = {
+            what: [name for name in names if not encoder.is_spare(str(name), config)] for what, names in report.items()
+        }
     wrong = {what: names for what, names in report.items() if names}
     if wrong:
         shown = "; ".join(f"{what}: {list_names(names)}" for what, names in sorted(wrong.items()))
         raise ConfigError(f"the tensors of {folder} do not match its config: {shown}")
     nn.Module.to(model, device)
-    return model.eval()  # type: ignore[no-any-return]
+    return model  # type: ignore[no-any-return]
 
 
 def _check(config: PreTrainedConfig) -> None:

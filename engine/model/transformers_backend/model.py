@@ -8,8 +8,8 @@ experts are ours. Its output head is called with the hidden states of the sample
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from copy import copy, deepcopy
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -19,38 +19,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
-from engine.model.adapters import MatrixPart, StepAdapters
+from engine.kv_cache_spec import KVCacheSpec
+from engine.model.adapters import StepAdapters
 from engine.model.attn_metadata import AttnMetadata
-from engine.model.linear import Linear
 from engine.model.mixers.attention import plan_groups
-from engine.model.moe import Experts, repack_modules
 from engine.model.transformers_backend import packed_experts, paged_interface
+from engine.model.transformers_backend.foreign import ForeignModel, WideLinear, replace_child
 from engine.model.transformers_backend.paged_interface import AttentionCall, UnsupportedModel
-from engine.model.weight_targets import WeightTargets, list_parameters
 from kernels import Ops
 from kernels.ops import KVCache, Quantization
-from kernels.torch import make_ops
-
-
-class WideLinear(Linear):
-    """A Linear that replaces a `nn.Linear`; it accepts any leading dimensions."""
-
-    def __init__(self, source: nn.Linear, shared: Tensor | None) -> None:
-        sizes = source.in_features, source.out_features, source.bias is not None
-        meta = torch.device("meta")
-        kept = None if shared is None else nn.Parameter(shared.data, requires_grad=False)
-        super().__init__(*sizes, dtype=source.weight.dtype, device=meta, shared=kept)
-        if shared is None:
-            self.weight = nn.Parameter(source.weight.data, requires_grad=False)
-        if source.bias is not None:
-            self.bias = nn.Parameter(source.bias.data, requires_grad=False)
-
-    def forward(
-        self, x: Tensor, out_dtype: torch.dtype | None = None, adapters: StepAdapters | None = None
-    ) -> Tensor:
-        rows = super().forward(x.reshape(-1, x.shape[-1]), out_dtype, adapters)
-        return rows.view(*x.shape[:-1], rows.shape[-1])
 
 
 class WeightWatch(nn.Linear):
@@ -130,8 +107,8 @@ class Skeleton:
         return tuple(call.kv_spec for call in self.calls.values())
 
 
-class TransformersModel(nn.Module):
-    """A model of transformers as `engine.model.protocol.Model`.
+class TransformersModel(ForeignModel):
+    """A decoder-only model of transformers.
 
     Args:
         model: with its weights loaded, on its device, and attention set to ours.
@@ -141,17 +118,9 @@ class TransformersModel(nn.Module):
     def __init__(
         self, model: PreTrainedModel, skeleton: Skeleton, config: Any, ops: Ops | None = None
     ) -> None:
-        super().__init__()
-        self.config = config
-        self.ops = _limit(ops or make_ops())
-        self.dtype = model.dtype
-        self.quantization: Quantization | None = None
-        self.weights_hash = b""  # set by the loader
-        self.matrix_parts: dict[str, MatrixPart] = {}  # adapters are refused
-        self.before_layers: Callable[[], None] = lambda: None
+        super().__init__(model, config, ops)
         self._specs = skeleton.kv_specs
         prefix, decoder = find_decoder(model)
-        self.source = model
         self._replace_matrices(model, skeleton.read_matrices)
         self._context = paged_interface.connect_layers(model, skeleton.calls)
         self._foreign_experts = packed_experts.pack_experts(model)
@@ -162,12 +131,9 @@ class TransformersModel(nn.Module):
         self._hidden = HiddenStates()
         self._head = (replace_child(model, prefix, self._hidden),)
 
-    @property
-    def lm_head(self) -> Linear:
-        """The output projection; logits may be scaled after it, so ops must not sample from it directly."""
-        head = self.source.get_output_embeddings()
-        assert isinstance(head, Linear), "ops that sample from hidden states are off"
-        return head
+    def adapt(self, ops: Ops) -> Ops:
+        """Return the ops without recorded steps: the model's own code runs between them."""
+        return replace(ops, is_graph_safe=False)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, kv_caches: Sequence[KVCache], attn_metadata: AttnMetadata,
@@ -196,37 +162,11 @@ class TransformersModel(nn.Module):
     def kv_specs(self) -> tuple[KVCacheSpec, ...]:
         return self._specs
 
-    def state_specs(self) -> tuple[StateCacheSpec, ...]:
-        """Return nothing: models with states are refused."""
-        return ()
-
-    def weight_targets(self) -> WeightTargets:
-        """Return the parameters; transformers fills them, because checkpoints may name parts of them."""
-        return list_parameters(self.source)
-
     def pack(self, quantization: Quantization | None = None) -> None:
-        """Convert the loaded matrices to the layout of the ops. Call once, after loading."""
         if quantization is not None and self._foreign_experts:
             names = ", ".join(sorted(self._foreign_experts))
             raise ValueError(f"{names} cannot be quantized: it does not gate its experts by SiLU")
-        self.quantization = quantization
-        for module in self.modules():
-            if isinstance(module, Linear | Experts):
-                module.pack(self.ops, quantization)
-
-    def repack(self, ops: Ops) -> Iterator[None]:
-        """Move to other ops. Repacks one matrix per iteration; steps may run in between."""
-        yield from repack_modules(self.modules(), self.ops, ops, self.quantization)
-        self.ops = _limit(ops)
-
-    def reserve_positions(self, num_positions: int) -> None:
-        """Do nothing: the model's code computes its angles in each step."""
-
-    def release_positions(self) -> None:
-        """Do nothing; see `reserve_positions`."""
-
-    def limit_positions(self, max_model_len: int) -> None:
-        """Do nothing: the config's limit already excludes lengths that change the frequencies."""
+        super().pack(quantization)
 
     def _replace_matrices(self, model: PreTrainedModel, kept: frozenset[str]) -> None:
         embedding = model.get_input_embeddings().weight
@@ -312,15 +252,3 @@ def freeze_rope(module: nn.Module) -> None:
 
 def _list_linears(model: nn.Module) -> list[tuple[str, nn.Linear]]:
     return [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
-
-
-def replace_child(model: PreTrainedModel, name: str, child: nn.Module) -> nn.Module:
-    """Return a copy of the model that shares everything but one child."""
-    twin = copy(model)
-    twin.__dict__["_modules"] = {**model._modules, name: child}
-    return twin
-
-
-def _limit(ops: Ops) -> Ops:
-    """Return the ops without those that bypass the model's own code."""
-    return replace(ops, is_graph_safe=False)
