@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from app.extraction.confidence import find_free, score_tokens
 from app.extraction.result import ExtractionResult
+from app.extraction.schema_places import list_places
 from engine import Engine, Logprob, TokenLogprobs
 
 # Alternatives that are recorded for each token, and those that are shown.
 NUM_RIVALS, NUM_SHOWN = 5, 2
 MIN_SHARE = 0.001
-Weighed = tuple[str, float]  # the value as far as it was written, and the probability of its last token
+# A value, as far as it is known, and the probability of the token that decided for it.
+Weighed = tuple[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,12 @@ def find_choices(result: ExtractionResult, engine: Engine) -> dict[str, Choice]:
         # Several tokens may end a value alike.
         rivals = dict(reversed([_weigh(before, each) for each in others if each["pm"] != 0]))
         rivals.pop(taken[0], None)
+        places = list_places(result.bounds.schema, leaf.pointer)
+        known = [str(value) for place in places for value in place.get("enum", ())]
+        whole = completion.text[leaf.start : leaf.end].strip('"')
         forbidden = [(each["text"].strip() or "a space", each["p"]) for each in others if each["pm"] == 0]
-        best = tuple(reversed(rivals.items()))
-        found[leaf.pointer] = Choice(taken, best[:NUM_SHOWN], tuple(forbidden[:NUM_SHOWN]))
+        best = tuple((_complete(text, known), share) for text, share in reversed(rivals.items()))
+        found[leaf.pointer] = Choice((whole, taken[1]), best[:NUM_SHOWN], tuple(forbidden[:NUM_SHOWN]))
     return found
 
 
@@ -54,6 +60,12 @@ def _weigh(before: str, token: dict[str, Any]) -> Weighed:
     is_end = bool(before.strip('"')) and text[:1] in ('"', ",", "}", "]", "\n", "")
     whole = before if is_end else before + text
     return whole.strip('"').rstrip(",\n") + ("" if is_end else "…"), token["p"]
+
+
+def _complete(text: str, known: Sequence[str]) -> str:
+    """Return the one value of the schema that begins so; else the beginning."""
+    fitting = [value for value in known if text.endswith("…") and value.startswith(text[:-1])]
+    return fitting[0] if len(fitting) == 1 else text
 
 
 def describe_position(position: TokenLogprobs) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def test_a_record_is_extracted_corrected_and_kept_by_keyboard_alone(site: Site) 
         if site.page.evaluate("document.activeElement.dataset.act === 'approve'"):
             break
     site.page.keyboard.press("Enter")
-    site.page.get_by_text("later runs on this text are compared with it").wait_for()
+    site.page.get_by_text("values unseen, which do not count as checked").wait_for()
 
 
 def test_flagged_fields_are_stepped_through_by_keyboard(site: Site) -> None:

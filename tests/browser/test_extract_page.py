@@ -51,6 +51,67 @@ def test_the_page_opens_with_a_proof_and_three_clicks_lead_to_a_record_of_ones_o
     assert text.input_value() == CONTACT and name.inner_text() == "Your text"
 
 
+def test_on_a_phone_the_first_screen_has_values_and_three_clicks_lead_to_ones_own(site: Site) -> None:
+    site.page.set_viewport_size({"width": 390, "height": 844})
+    site.open("extract")
+    number, email = (site.page.get_by_role("textbox", name=name, exact=True) for name in ("invoice_number", "email"))
+    number.wait_for()
+    site.wait_for(lambda: number.input_value() == "7731" and is_on_first_screen(site, number))
+    site.go_to("Text")
+    site.page.get_by_role("textbox", name="Text", exact=True).fill(CONTACT)
+    site.page.get_by_role("radio", name="contact").check()
+    site.page.locator("#run").click()
+    email.wait_for()
+    site.wait_for(lambda: email.input_value() == "ada@example.com")
+    site.page.get_by_text("The text or the schema has changed").wait_for(state="hidden")
+    assert is_on_first_screen(site, site.page.get_by_role("button", name="Approve"))
+    assert is_on_first_screen(site, site.page.locator("#extract .value").first) and site.find_overflow() == []
+
+
+def is_on_first_screen(site: Site, node: Any) -> bool:
+    """Return whether it is in view without scrolling."""
+    box = node.bounding_box()
+    return bool(site.page.evaluate("scrollY") == 0 and box["y"] + box["height"] <= site.page.viewport_size["height"])
+
+
+def test_the_tab_key_and_clicks_into_the_evidence_lead_to_values(site: Site) -> None:
+    site.page.set_viewport_size({"width": 1280, "height": 480})
+    site.open("extract")
+    site.page.get_by_text("please check").wait_for()
+    site.wait_for(lambda: site.page.locator("#extract mark").count() >= 8)
+    for _ in range(6):
+        site.page.keyboard.press("Tab")
+        if site.page.get_by_role("button", name="To the record").evaluate("(node) => node === document.activeElement"):
+            break
+    site.page.keyboard.press("Enter")
+    focused = "document.activeElement.ariaLabel"
+    site.wait_for(lambda: site.page.evaluate(focused) == "vendor")
+    site.page.locator("#extract mark", has_text="7731").click()
+    site.wait_for(lambda: site.page.evaluate(focused) == "invoice_number")
+    site.page.get_by_role("button", name="Approve, 9 unseen").wait_for()  # of 11
+    # The panel with the reasons does not lie over the value.
+    last = site.page.locator("#extract .value").last
+    last.focus()
+    why = site.page.locator(".why", has_text="unit_price")
+    why.wait_for()
+    site.wait_for(lambda: last.bounding_box()["y"] + last.bounding_box()["height"] <= why.bounding_box()["y"])
+    site.page.locator("#extract .evidence pre").click(position={"x": 60, "y": 20})
+    site.wait_for(lambda: site.page.evaluate("Boolean(document.activeElement.closest('#source'))"))
+    site.page.keyboard.type("Oh, ")
+    assert "Oh, " in site.page.get_by_role("textbox", name="Text", exact=True).input_value()[:16]  # at the click
+
+
+def test_a_blank_schema_can_be_undone(site: Site) -> None:
+    site.open("extract")
+    site.page.get_by_text("please check").wait_for()
+    site.page.get_by_role("radio", name="blank").check()
+    site.page.get_by_text("Schema: describe or add the fields").wait_for()
+    site.page.get_by_role("button", name="Undo").click()
+    site.page.get_by_text("Invoice: 6 fields").wait_for()
+    assert site.page.get_by_role("radio", name="invoice").is_checked()
+    site.page.get_by_text("The text or the schema has changed").wait_for(state="hidden")
+
+
 def test_an_approved_record_is_found_again_from_another_page_of_the_browser(site: Site) -> None:
     site.open("extract")
     site.page.get_by_text("please check").wait_for()

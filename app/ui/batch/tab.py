@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from app.api.jobs import add_job, cancel
 from app.extraction import Extractor, Schema
 from app.extraction.export import FORMATS
 from app.extraction.schema_check import SchemaChecker
-from app.extraction.sources import OFFICE_TYPES, Table, UnreadableSource, dump_source
+from app.extraction.sources import OFFICE_TYPES, TEXT_COLUMN, Row, Table, UnreadableSource, dump_source
 from app.store import Connection, Item, StoreError, jobs, objects
 from app.ui.batch.downloads import label, write_files
 from app.ui.batch.review import RowReview
@@ -337,7 +338,7 @@ class BatchTab:
         opened = {"paths": self.tables.paths.get(session, []), "column": column, "schema": name}
         body = {"model": model, "request": asked, "is_weighed": True, "opened": opened, "column": column}
         try:
-            job = await add_job(self.context, owner, "extract", body, (dump_source(row.pick(column)) for row in rows))
+            job = await add_job(self.context, owner, "extract", body, (_dump(row, column) for row in rows))
         except StoreError as error:
             yield {self.progress: Explanation("The batch was not begun.", f"{error}.", "").as_html()}
             return
@@ -416,3 +417,11 @@ class BatchTab:
         files = await asyncio.to_thread(write_files, batch.for_files)
         again = gr.update(visible=bool(batch.counts["failed"]))
         return {**dict(zip(self.downloads, files, strict=True)), self.again: again}
+
+
+def _dump(row: Row, column: str) -> str:
+    """Return the document of a row as JSON; the text of a table is among the cells that the files repeat."""
+    source = row.pick(column)
+    if column == TEXT_COLUMN and not source.others:
+        return dump_source(source)  # a whole file
+    return dump_source(replace(source, others={k: v for k, v in row.cells.items() if k in (*source.others, column)}))

@@ -19,7 +19,10 @@ EMPTY = (
     '<div class="empty"><p><b>The record appears here.</b></p>'
     "<p>Every value lights up its place in the text. Doubtful ones ask to be checked.</p></div>"
 )
-NO_SOURCE = '<div class="empty"><p>After an extraction the text is shown here with its evidence marked.</p></div>'
+NO_SOURCE = (
+    '<div class="empty"><p><b>Paste a text</b> under Text, or open a file.</p>'
+    "<p>After an extraction it is shown here with its evidence marked.</p></div>"
+)
 HELP = "Enter: this value is right, on to the next. Alt and arrow: step. Esc: as before."
 # A row ends in an amount, or has several cells: two spaces, a tab or a bar apart.
 AMOUNT_AT_END = re.compile(r"\d[\d.,]*\s*(?:[A-Z]{3}|[€$£])?\s*$")

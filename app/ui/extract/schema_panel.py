@@ -56,6 +56,8 @@ class SchemaPanel:
         self.chooser = gr.Radio(
             [*self.examples.schemas, BLANK], value=self.first, label="Schema of the record", elem_classes="chips"
         )
+        self.before = gr.State("")  # the schema that a choice has replaced
+        self.undo = gr.Button("Undo: bring back the schema before", size="sm", visible=False, elem_id="undo-schema")
         # As an input, all schemas stored in the browser; as an output, one more.
         self.saved = gr.HTML(
             {}, html_template="", apply_default_css=False, elem_id="saved-schemas",
@@ -93,8 +95,10 @@ class SchemaPanel:
         quiet: dict[str, Any] = {
             "queue": False, "show_progress": "hidden", "api_visibility": "private", "trigger_mode": "always_last",
         }
-        chosen, saved = [self.chooser, self.saved], read_kept("readSchemas")
-        picked = self.chooser.input(self.pick, chosen, self.views, js=saved, **quiet)
+        chosen, saved = [self.chooser, self.code, self.saved], read_kept("readSchemas")
+        changed = [*self.views, self.before, self.undo]
+        picked = self.chooser.input(self.pick, chosen, changed, js=saved, **quiet)
+        undone = self.undo.click(self.bring_back, self.before, changed, **quiet)
         # Through the queue, because only such events may show notices.
         in_queue = {**quiet, "queue": True}
         kept = [self.saved, self.chooser]
@@ -103,7 +107,7 @@ class SchemaPanel:
         edited = [self.form, self.fold, self.chooser, self.status, self.problem]
         typed = self.code.input(self.edit_json, self.code, edited, **quiet)
         filled = self.form.edit(self.edit_form, self.form, self.views, **quiet)
-        self.changes = [picked, typed, filled]
+        self.changes = [picked, undone, typed, filled]
         for change in (picked, filled):
             change.then(None, js=END_CHANGE, **quiet)
 
@@ -112,11 +116,17 @@ class SchemaPanel:
         """Return the components that `show` fills."""
         return [self.chooser, self.fold, self.form, self.code, self.status, self.problem]
 
-    def pick(self, name: str | None, saved: dict[str, str] | None) -> Views:
-        """Show the chosen schema: an example, a stored one, or a blank one."""
+    def pick(self, name: str | None, before: str, saved: dict[str, str] | None) -> Views:
+        """Show the chosen schema: an example, a stored one, or a blank one; what no name brings back can be undone."""
         texts = {BLANK: BLANK_SCHEMA, **(saved or {}), **self.examples.schemas}
         shown = self.show(texts.get(name or BLANK, BLANK_SCHEMA))
-        return {part: value for part, value in shown.items() if part is not self.chooser}
+        is_lost = name == BLANK or (self.find_name(_parse(before)) is None and before not in texts.values())
+        kept = {self.before: before, self.undo: gr.update(visible=is_lost)}
+        return {part: value for part, value in shown.items() if part is not self.chooser} | kept
+
+    def bring_back(self, before: str) -> Views:
+        """Show the schema that the last choice has replaced."""
+        return self.show(before) | {self.undo: gr.update(visible=False)}
 
     def save(self, text: str, saved: dict[str, str] | None) -> tuple[Any, Any]:
         """Store the schema in the browser under its title."""

@@ -38,6 +38,7 @@ FILE_TYPES = ["text", ".md", ".csv", ".log", ".xml", ".pdf", *OFFICE_TYPES]
 # The text that the page opens with.
 PROOF = "invoice 2"
 LEAD = (
+    '<button type="button" class="skip">To the record</button>'
     '<p class="lead"><b>Turn documents into data you can check.</b> For all who retype mails, invoices or CVs: each '
     "value shows its place, doubtful ones ask you, nothing leaves this machine.</p>"
 )
@@ -126,7 +127,7 @@ class ExtractTab(ExtractRun):
             with gr.Tab("Text", id="text"):
                 self.text = gr.Textbox(
                     label="Text", show_label=False, lines=13, max_lines=13, elem_id="source", container=False,
-                    placeholder="Paste a text, or drop a file here",
+                    placeholder="Paste your text here, or drop a file",
                 )
             with gr.Tab("Evidence", id="evidence"):
                 self.desk.build_evidence()

@@ -189,10 +189,6 @@ const restoreDrafts = () => {
     box.dispatchEvent(new Event("input", { bubbles: true }));
   }
 };
-// On a small screen the record is below the text, and the button is always in view.
-document.addEventListener("click", (event) => {
-  if (event.target.closest?.("#run") && matchMedia("(max-width: 660px)").matches) document.querySelector("#extract .record-side")?.scrollIntoView({ block: "start" });
-});
 let isDue = false;
 new MutationObserver(() => {
   if (isDue) return;

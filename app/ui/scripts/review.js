@@ -89,6 +89,49 @@ element.addEventListener("keydown", (event) => {
   }
 });
 
+// A click into the marked text leads to the value, or beside the marks to the text itself; a selection does not.
+let opening = 0;
+const openText = (pre) => {
+  const caret = getSelection(), range = document.createRange();
+  range.setStart(pre, 0);
+  if (pre.contains(caret.anchorNode)) range.setEnd(caret.anchorNode, caret.anchorOffset);
+  const at = range.toString().length, box = area.querySelector("#source textarea");
+  const text = [...area.querySelectorAll("#source-tabs [role=tab]")].find((each) => each.textContent.trim() === "Text");
+  if (!text) return;
+  text.click();
+  setTimeout(() => { box.focus(); box.setSelectionRange(at, at); }, 100);
+};
+const begin = ({ target, detail }) => {
+  clearTimeout(opening);
+  const source = target.closest?.(".evidence pre, .evidence .empty"), mark = target.closest?.(".evidence mark");
+  if (!source || detail !== 1) return;
+  // A second click would select a word.
+  opening = setTimeout(() => {
+    if (!getSelection().isCollapsed) return;
+    const number = mark?.dataset.field.split(" ")[0];
+    const input = mark && element.querySelector(`[data-field="${number}"] .value`);
+    if (input) { input.focus(); input.select(); } else openText(source);
+  }, 250);
+};
+// What says why a value is so stays at the lower edge, and must not lie over the value.
+let explained = "";
+const uncover = () => {
+  const why = area.querySelector(".why"), cell = document.activeElement?.closest?.("[data-field]");
+  if (!why || why.textContent === explained) return;
+  explained = why.textContent;
+  const over = cell && area.contains(cell) ? cell.getBoundingClientRect().bottom + 8 - why.getBoundingClientRect().top : 0;
+  if (over > 0) scrollBy(0, over);
+};
+// The first stop of the Tab key leads to the record.
+const skip = area?.id === "extract" && document.querySelector(".skip");
+if (skip) {
+  document.querySelector(".gradio-container main")?.prepend(skip);
+  skip.onclick = () => {
+    [...document.querySelectorAll("#tabs [role=tab]")].find((each) => each.textContent.trim() === "Extract")?.click();
+    setTimeout(() => (all(".flagged .value")[0] ?? all(".value")[0] ?? document.querySelector("#run"))?.focus(), 100);
+  };
+}
+
 // A record never stands beside another text or schema: until it is read again, it is set aside.
 const digest = (text) => {
   let low = 1, high = 0;
@@ -117,7 +160,7 @@ const nameText = (box) => {
   if (!span) return;
   if (globalThis.typedBefore) setTimeout(giveBack, 100, box); // behind the update that brought the example
   const isOwn = (words.length || !span.dataset.name) && box.value.trim() && words.filter((word) => box.value.includes(word)).length * 2 <= words.length;
-  const name = isOwn ? "Your text" : !words.length || digest(box.value) === span.dataset.text ? span.dataset.name : `${span.dataset.name}, edited`;
+  const name = !box.value.trim() && words.length ? "No text yet" : isOwn ? "Your text" : !words.length || digest(box.value) === span.dataset.text ? span.dataset.name : `${span.dataset.name}, edited`;
   if (span.textContent !== name) span.textContent = span.title = name;
 };
 // A selection of the text becomes the value of the field used last, when the button is pressed.
@@ -144,11 +187,11 @@ if (area) {
   area.links?.abort();
   const { signal } = area.links = new AbortController();
   for (const kind of ["mouseover", "focusin"]) area.addEventListener(kind, follow, { signal });
-  area.addEventListener("click", (event) => { if (event.target.closest?.(".why-box")) press(event); }, { signal });
+  area.addEventListener("click", (event) => { if (event.target.closest?.(".why-box")) press(event); else begin(event); }, { signal });
   for (const kind of ["change", "focusin"]) area.addEventListener(kind, ({ target }) => { if (target.type === "file" || target.closest?.("#samples")) globalThis.typedBefore = null; }, { signal });
   area.addEventListener("input", ({ target }) => { if (target.closest?.("#source")) compare(); }, { signal });
   document.addEventListener("selectionchange", offer, { signal });
-  new MutationObserver(compare).observe(area, { childList: true, subtree: true });
+  new MutationObserver(() => { compare(); uncover(); }).observe(area, { childList: true, subtree: true });
 }
 // Gradio keeps an input, with what was typed, where the new record has one, too: that belongs to the old record.
 let drawn = "";

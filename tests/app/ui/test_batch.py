@@ -113,6 +113,17 @@ async def test_a_run_shows_progress_and_ends_with_files(make_tab: MakeTab) -> No
     assert read(last.csv).count(b"\r\n") == 5
 
 
+@pytest.mark.parametrize(
+    ("cells", "line"), [({"id": "7", "text": "Ada, 36"}, b",7,\"Ada, 36\","), ({"note": "Ada"}, b",Ada,")]
+)
+async def test_the_files_of_a_table_have_the_column_with_the_text(
+    make_tab: MakeTab, cells: dict[str, str], line: bytes
+) -> None:
+    tab, _ = make_tab((Row("a", cells),))
+    last = (await collect(tab, tab.run_all(REQUEST, list(cells)[-1], "person", "", None, False)))[-1]
+    assert line in read(last.csv)
+
+
 async def test_the_trial_takes_the_first_rows_only_with_the_schema_of_the_extract_tab(make_tab: MakeTab) -> None:
     tab, engine = make_tab(tuple(Row(str(index), {"text": "Ada"}) for index in range(9)))
     mine = SCHEMA.replace("{", '{"title": "Mine", ', 1)
@@ -400,7 +411,7 @@ def test_progress_shows_the_remaining_time_and_the_cache_hits() -> None:
 async def test_failed_rows_are_run_again(make_tab: MakeTab) -> None:
     tab, engine = make_tab(record='{"name": "Ada", "age": 36}')
     updates = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
-    assert '"row": {"id": "7"}' in read(updates[-1].jsonl).decode()  # what stood beside the text
+    assert '"row": {"id": "7", "text": " "}' in read(updates[-1].jsonl).decode()  # its cells
     shown = await tab.sort(True, REQUEST)
     assert shown.index("b is broken") < shown.index("Ada")
     num_before = len(engine.requests)

@@ -49,7 +49,7 @@ def make_form(**field: Any) -> dict[str, Any]:
 def test_the_editor_shows_errors_at_once_with_their_place() -> None:
     panel = make_panel()
     assert "schema keywords are enforced" in check(SCHEMA)[1]
-    assert panel.pick("person", None)[panel.code] == SCHEMA
+    assert panel.pick("person", "", None)[panel.code] == SCHEMA
     assert "line 1 column 2" in check("{")[1]
     assert "“$dynamicRef” at the root" in check('{"type": "array", "$dynamicRef": "#a"}')[1]
 
@@ -152,7 +152,7 @@ def test_a_schema_is_kept_under_its_title_and_found_again() -> None:
     assert chooser["choices"] == [
         (name, name) for name in ("older", "invoice (mine)", "invoice", "blank")
     ] or (chooser["choices"] == ["older", "invoice (mine)", "invoice", "blank"])
-    assert panel.pick("invoice (mine)", kept)[panel.code] == mine
-    assert json.loads(panel.pick("blank", kept)[panel.code])["properties"] == {}
+    assert panel.pick("invoice (mine)", mine, kept)[panel.code] == mine
+    assert json.loads(panel.pick("blank", mine, kept)[panel.code])["properties"] == {}
     with pytest.raises(gr.Error, match="title"):
         panel.save(SCHEMA, None)
