@@ -143,31 +143,12 @@ class RoundedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderedRows:
-    """The rows of a matrix in another order."""
-
-    source: GroupedRows
-    order: Tensor  # [out] int64
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.source.shape
-
-    @property
-    def form(self) -> Form:
-        return self.source.form
-
-    def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
-        """As `GroupedRows`."""
-        return self.source.read(self.order[rows], convert)
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertedRows:
-    """A matrix in another form; see `GroupedInt.convert`."""
+class ChangedRows:
+    """The rows of a matrix in another order or another form; see `GroupedInt.convert`."""
 
     source: GroupedRows
     form: Form
+    order: Tensor | None = None  # [out] int64
 
     @property
     def shape(self) -> torch.Size:
@@ -175,7 +156,8 @@ class ConvertedRows:
 
     def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
         """As `GroupedRows`."""
-        return self.source.read(rows, convert).convert(self.form)
+        found = self.source.read(rows if self.order is None else self.order[rows], convert)
+        return found if found.form == self.form else found.convert(self.form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +211,7 @@ def align(parts: Sequence[Tensor | GroupedRows], bits: Bits) -> list[GroupedRows
     ]
     forms = [part.form for part in rounded]
     form = Form(max(each.bits for each in forms), group_size, all(each.is_centred for each in forms))
-    return [part if part.form == form else ConvertedRows(part, form) for part in rounded]
+    return [part if part.form == form else ChangedRows(part, form) for part in rounded]
 
 
 def stack(parts: Sequence[GroupedInt]) -> GroupedInt:

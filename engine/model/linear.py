@@ -13,7 +13,7 @@ from engine.model.formats.encoded import EncodedTensor
 from engine.model.shard import Shard
 from engine.model.weight_targets import Targets, WeightTarget, own
 from kernels import Ops
-from kernels.grouped import Bits, GroupedRows, OrderedRows, StackedRows, align
+from kernels.grouped import Bits, ChangedRows, GroupedRows, StackedRows, align
 from kernels.lora import LoraMatrix, PackedLora
 from kernels.ops import Multiply, PackedWeight, Quantization
 from kernels.torch.linear import linear
@@ -203,7 +203,8 @@ def _read_values(tensor: Tensor | EncodedTensor, order: Tensor | None) -> Tensor
 def _order_rows(tensor: Tensor | EncodedTensor, order: Tensor | None) -> Tensor | GroupedRows:
     if isinstance(tensor, Tensor):
         return _read_values(tensor, order)
-    return tensor.to_grouped() if order is None else OrderedRows(tensor.to_grouped(), order)
+    rows = tensor.to_grouped()
+    return rows if order is None else ChangedRows(rows, rows.form, order)
 
 
 def sum_squares(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:

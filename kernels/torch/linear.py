@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.grouped import GroupedInt, GroupedRows, round_grouped
+from kernels.grouped import Bits, GroupedInt, GroupedRows, round_grouped
 from kernels.ops import PackedWeight, Quantization
 
-_INT8_MAX = 127.0
 FP8 = torch.float8_e4m3fn
-_FP8_MAX = torch.finfo(FP8).max
+_GREATEST = {torch.int8: 127.0, FP8: torch.finfo(FP8).max}
+_BITS: dict[Quantization, Bits] = {"int8": 8, "int6": 6, "int4": 4}
 # CUDA's int8 product requires at least this many rows, and matrix sizes that are multiples of 8.
 _MIN_CUDA_ROWS = 32
 _INT8_MULTIPLE = 8
@@ -100,61 +100,44 @@ def pack_quantized(
     """
     match quantization:
         case "fp8":
-            return Fp8Weight(weight, round_inputs)
-        case "int8":
-            if weight.is_cuda:
-                return Int8Weight(weight, round_inputs)
-            return GroupedIntWeight(round_grouped(weight, 8))
-        case "int6" | "int4":
-            return GroupedIntWeight(round_grouped(weight, 4 if quantization == "int4" else 6))
+            return ScaledWeight(weight, FP8, round_inputs)
+        case "int8" if weight.is_cuda:
+            return ScaledWeight(weight, torch.int8, round_inputs)
+        case _:
+            return GroupedIntWeight(round_grouped(weight, _BITS[quantization]))
 
 
-class Int8Weight:
-    """W8A8: weights rounded per output channel, activations per token; zeros fill sizes up to multiples of 8."""
+class ScaledWeight:
+    """W8A8 in int8 or float8: weights rounded per output channel, activations per token.
 
-    def __init__(self, weight: Tensor, round_inputs: RoundInputs | None = None) -> None:
+    Zeros fill sizes of int8 up to multiples of 8.
+    """
+
+    def __init__(self, weight: Tensor, dtype: torch.dtype, round_inputs: RoundInputs | None = None) -> None:
+        if dtype == FP8 and (weight.shape[0] % 16 or weight.shape[1] % 16):
+            raise ValueError(f"fp8 needs both sizes of a matrix divisible by 16, not {list(weight.shape)}")
         self.round = round_inputs or round_rows
-        values, scales = round_rows(weight, _INT8_MAX)
+        values, scales = round_rows(weight, _GREATEST[dtype], dtype)
         self._num_outputs, self._num_inputs = weight.shape
         self.values = _fill_up(values, *(size + -size % _INT8_MULTIPLE for size in weight.shape))
-        self.scales = scales.flatten()  # [out] float32
-        self._dtype = weight.dtype
-
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        values, scales = self.round(x.contiguous(), _INT8_MAX, torch.int8)
-        num_rows = len(values)
-        values = _fill_up(values, max(num_rows, _MIN_CUDA_ROWS), self.values.shape[1])
-        products = torch._int_mm(values, self.values.t())
-        result = (products[:num_rows, : self._num_outputs] * scales).mul_(self.scales)
-        if bias is not None:
-            result += bias
-        return result.to(x.dtype)
-
-    def unpack(self) -> Tensor:
-        values = self.values[: self._num_outputs, : self._num_inputs]
-        return (values * self.scales.unsqueeze(1)).to(self._dtype)
-
-
-class Fp8Weight:
-    """W8A8 in float8: weights rounded per output channel, activations per token."""
-
-    def __init__(self, weight: Tensor, round_inputs: RoundInputs | None = None) -> None:
-        self.round = round_inputs or round_rows
-        if weight.shape[0] % 16 or weight.shape[1] % 16:
-            raise ValueError(f"fp8 needs both sizes of a matrix divisible by 16, not {list(weight.shape)}")
-        self.values, scales = round_rows(weight, _FP8_MAX, FP8)
         self.scales = scales.t().contiguous()  # [1, out] float32
         self._dtype = weight.dtype
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        values, scales = self.round(x.contiguous(), _FP8_MAX, FP8)
-        result = torch._scaled_mm(values, self.values.t(), scales, self.scales, out_dtype=torch.bfloat16)
-        if bias is not None:
-            result = result + bias
-        return result.to(x.dtype)
+        dtype = self.values.dtype
+        values, scales = self.round(x.contiguous(), _GREATEST[dtype], dtype)
+        if dtype == FP8:
+            result = torch._scaled_mm(values, self.values.t(), scales, self.scales, out_dtype=torch.bfloat16)
+        else:
+            num_rows = len(values)
+            values = _fill_up(values, max(num_rows, _MIN_CUDA_ROWS), self.values.shape[1])
+            products = torch._int_mm(values, self.values.t())
+            result = (products[:num_rows, : self._num_outputs] * scales).mul_(self.scales)
+        return (result if bias is None else result + bias).to(x.dtype)
 
     def unpack(self) -> Tensor:
-        return (self.values.float() * self.scales.t()).to(self._dtype)
+        values = self.values[: self._num_outputs, : self._num_inputs]
+        return (values.float() * self.scales.t()).to(self._dtype)
 
 
 class GroupedIntWeight:
@@ -167,7 +150,7 @@ class GroupedIntWeight:
         groups = F.pad(x, (0, -x.shape[-1] % self.weight.group_size)).unflatten(
             -1, (-1, self.weight.group_size)
         )
-        values, scales = round_rows(groups.flatten(0, 1), _INT8_MAX)
+        values, scales = round_rows(groups.flatten(0, 1), _GREATEST[torch.int8])
         rounded = (values * scales).view(len(x), -1)[:, : x.shape[-1]]
         return F.linear(rounded, self.unpack(), None if bias is None else bias.float()).to(x.dtype)
 

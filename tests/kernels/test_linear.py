@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels import torch as torch_ops
-from kernels.torch.linear import Int8Weight, round_rows
+from kernels.torch.linear import ScaledWeight, round_rows
 from tests.kernels import reference
 
 OPS = torch_ops.make_ops()
@@ -32,7 +32,7 @@ def test_a_packed_matrix_keeps_its_values(dtype: torch.dtype) -> None:
 def test_int8_equals_its_slow_twin(num_tokens: int, has_bias: bool, dtype: torch.dtype) -> None:
     weight, x = make(48, 100, dtype=dtype), make(num_tokens, 100, dtype=dtype, seed=1)
     bias = make(48, dtype=dtype, seed=2) if has_bias else None
-    actual = Int8Weight(weight).multiply(x, bias)
+    actual = ScaledWeight(weight, torch.int8).multiply(x, bias)
     assert actual.dtype == dtype
     tolerance = 1e-4 if dtype == torch.float32 else 6e-2
     torch.testing.assert_close(actual, reference.linear_int8(x, weight, bias), atol=tolerance, rtol=tolerance)
@@ -51,7 +51,7 @@ def test_int8_of_any_size_multiplies_in_sizes_that_cuda_takes(
 
     monkeypatch.setattr(torch, "_int_mm", multiply)
     weight, x, bias = make(num_outputs, num_inputs), make(3, num_inputs, seed=1), make(num_outputs, seed=2)
-    packed = Int8Weight(weight)
+    packed = ScaledWeight(weight, torch.int8)
     result = packed.multiply(x, bias)
     assert sizes and all(size % 8 == 0 for size in sizes)
     assert result.is_contiguous() and packed.unpack().shape == weight.shape
@@ -69,14 +69,14 @@ def test_int8_rounds_weights_and_activations_no_further_than_half_a_step() -> No
 def test_a_row_of_zeros_stays_zero_in_int8() -> None:
     weight = make(4, 8)
     weight[1] = 0
-    packed = Int8Weight(weight)
+    packed = ScaledWeight(weight, torch.int8)
     result = packed.multiply(torch.cat((make(1, 8), torch.zeros(1, 8))), None)
     assert (result[0, 1], result[1].abs().sum()) == (0, 0)
     assert result.isfinite().all()
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it_in_int8() -> None:
-    packed, x = Int8Weight(make(24, 32)), make(7, 32, seed=1)
+    packed, x = ScaledWeight(make(24, 32), torch.int8), make(7, 32, seed=1)
     together = packed.multiply(x, None)
     assert all(torch.equal(packed.multiply(x[i : i + 1], None)[0], together[i]) for i in range(7))
 
