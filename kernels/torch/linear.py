@@ -16,8 +16,8 @@ from torch import Tensor
 
 from kernels.grouped import Bits, GroupedInt, GroupedRows, round_grouped
 from kernels.ops import PackedWeight, Quantization
+from kernels.scaled import FP8
 
-FP8 = torch.float8_e4m3fn
 _GREATEST = {torch.int8: 127.0, FP8: torch.finfo(FP8).max}
 _BITS: dict[Quantization, Bits] = {"int8": 8, "int6": 6, "int4": 4}
 # CUDA's int8 product requires at least this many rows, and matrix sizes that are multiples of 8.

@@ -1,4 +1,4 @@
-"""The ops as Triton kernels, one per file, for CUDA devices; products in 16 bits and of int8 and fp8 are torch's.
+"""The ops as Triton kernels, one per file, for CUDA; products in 16 bits, and of rounded int8 and fp8, are torch's.
 
 What is imported here imports triton, which only machines with a GPU need: `engine.device.ops_choice` finds it by name.
 """
@@ -38,6 +38,7 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
     if dtype not in FLOATS:
         raise ValueError(f"dtype must be float32, float16 or bfloat16, not {dtype}")
     lora = LoraOp(dtype)
+    has_fp8 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
     return replace(
         torch_ops.make_ops(device),
         name="triton",
@@ -50,11 +51,11 @@ def make_ops(device: torch.device, dtype: torch.dtype) -> Ops:
         paged_attention=paged_attention,
         linear=linear,
         gated_linear=gated_linear,
-        pack_linear=partial(pack_linear, device=device),
+        pack_linear=partial(pack_linear, device=device, has_fp8=has_fp8),
         unpack_linear=unpack_linear,
         unpack_rows=unpack_rows,
         takes_grouped=True,
-        pack_experts=partial(pack_experts, device=device),
+        pack_experts=partial(pack_experts, device=device, has_fp8=has_fp8),
         choose_experts=choose_experts,
         run_experts=run_experts,
         unpack_experts=unpack_experts,

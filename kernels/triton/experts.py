@@ -15,137 +15,17 @@ from torch import Tensor
 
 from kernels.grouped import Bits, RoundedRows
 from kernels.ops import ExpertRows, ExpertWeights, GatedActivation, Quantization
+from kernels.scaled import round_float8
 from kernels.triton.launch import FUSED, check_contiguous, check_float, check_shape
-from kernels.triton.linear import CodedWeight, describe, load_weight, pack_rows, unpack_linear
+from kernels.triton.linear import pack_float8, pack_rows, unpack_linear
+from kernels.triton.products import CodedWeight, Routes, multiply
 from kernels.triton.routing import group_pairs
 
 # (rows of a tile, average rows per expert from which that tile is used)
 LOADS = ((64, 48), (16, 0))
-BLOCK_OUT = 64
 BLOCK_COMBINE = 1024
 # The first is for gate and up, the second for down.
 BITS: dict[str, tuple[Bits, Bits]] = {"int4": (4, 6), "int6": (6, 6), "int8": (8, 8)}
-
-
-@triton.jit
-def expert_gate_up_kernel(
-    inner_ptr: tl.tensor,
-    x_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    lines_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    pairs_ptr: tl.tensor,
-    tile_experts_ptr: tl.tensor,
-    tile_starts_ptr: tl.tensor,
-    ends_ptr: tl.tensor,
-    alpha: tl.tensor,
-    limit: tl.tensor,
-    NUM_EXPERTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HALF: tl.constexpr,
-    SIZE: tl.constexpr,
-    BITS: tl.constexpr,
-    ZERO: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOP_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_LIMIT: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
-) -> None:
-    tile = tl.program_id(1)
-    expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
-    if expert < 0:
-        return
-    place = tl.load(tile_starts_ptr + tile) + tl.arange(0, BLOCK_ROWS)
-    is_row = place < tl.load(ends_ptr + expert)
-    token = tl.load(pairs_ptr + place, mask=is_row, other=0).to(tl.int64) // TOP_K
-    output = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    is_output = output < SIZE
-    x_rows = x_ptr + token[:, None] * WIDTH
-    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    NUM_OUTPUTS: tl.constexpr = NUM_EXPERTS * 2 * SIZE
-    first = expert * (2 * SIZE) + output
-    gate = tl.zeros([BLOCK_ROWS, BLOCK_OUT], dtype=tl.float32)
-    up = tl.zeros([BLOCK_ROWS, BLOCK_OUT], dtype=tl.float32)
-    for start in range(0, HALF, BLOCK_IN):
-        for part in tl.static_range(2 if BITS == 4 else 1):
-            column = part * HALF + start + tl.arange(0, BLOCK_IN)
-            x = tl.load(x_rows + column[None, :], mask=is_row[:, None] & (column < WIDTH)[None, :], other=0.0)
-            weight = load_weight(
-                weight_ptr, lines_ptr, first, is_output, start,
-                NUM_OUTPUTS, WIDTH, HALF, BITS, ZERO, part, GROUP, BLOCK_IN, DTYPE,
-            )  # fmt: skip
-            gate += tl.dot(x, tl.trans(weight), input_precision="ieee")
-            weight = load_weight(
-                weight_ptr, lines_ptr, first + SIZE, is_output, start,
-                NUM_OUTPUTS, WIDTH, HALF, BITS, ZERO, part, GROUP, BLOCK_IN, DTYPE,
-            )  # fmt: skip
-            up += tl.dot(x, tl.trans(weight), input_precision="ieee")
-    if HAS_BIAS:
-        bias_row = bias_ptr + expert * (2 * SIZE) + output
-        gate += tl.load(bias_row, mask=is_output, other=0.0).to(tl.float32)[None, :]
-        up += tl.load(bias_row + SIZE, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    if HAS_LIMIT:
-        # Comparisons keep NaN.
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up)) + 1.0
-    inner = gate / (1.0 + tl.exp(-alpha * gate)) * up
-    target = inner_ptr + place.to(tl.int64)[:, None] * SIZE + output[None, :]
-    tl.store(target, inner.to(inner_ptr.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
-
-
-@triton.jit
-def expert_down_kernel(
-    results_ptr: tl.tensor,
-    inner_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    lines_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    pairs_ptr: tl.tensor,
-    tile_experts_ptr: tl.tensor,
-    tile_starts_ptr: tl.tensor,
-    ends_ptr: tl.tensor,
-    NUM_EXPERTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HALF: tl.constexpr,
-    SIZE: tl.constexpr,
-    BITS: tl.constexpr,
-    ZERO: tl.constexpr,
-    GROUP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
-) -> None:
-    tile = tl.program_id(1)
-    expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
-    if expert < 0:
-        return
-    place = tl.load(tile_starts_ptr + tile) + tl.arange(0, BLOCK_ROWS)
-    is_row = place < tl.load(ends_ptr + expert)
-    pair = tl.load(pairs_ptr + place, mask=is_row, other=0).to(tl.int64)
-    output = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    is_output = output < SIZE
-    inner_rows = inner_ptr + place.to(tl.int64)[:, None] * WIDTH
-    DTYPE: tl.constexpr = inner_ptr.dtype.element_ty
-    result = tl.zeros([BLOCK_ROWS, BLOCK_OUT], dtype=tl.float32)
-    for start in range(0, HALF, BLOCK_IN):
-        for part in tl.static_range(2 if BITS == 4 else 1):
-            column = part * HALF + start + tl.arange(0, BLOCK_IN)
-            mask = is_row[:, None] & (column < WIDTH)[None, :]
-            inner = tl.load(inner_rows + column[None, :], mask=mask, other=0.0)
-            weight = load_weight(
-                weight_ptr, lines_ptr, expert * SIZE + output, is_output, start,
-                NUM_EXPERTS * SIZE, WIDTH, HALF, BITS, ZERO, part, GROUP, BLOCK_IN, DTYPE,
-            )  # fmt: skip
-            result += tl.dot(inner, tl.trans(weight), input_precision="ieee")
-    if HAS_BIAS:
-        bias = tl.load(bias_ptr + expert * SIZE + output, mask=is_output, other=0.0)
-        result += bias.to(tl.float32)[None, :]
-    target = results_ptr + pair[:, None] * SIZE + output[None, :]
-    tl.store(target, result, mask=is_row[:, None] & is_output[None, :])
 
 
 @triton.jit
@@ -181,23 +61,26 @@ class TritonExperts:
 
 
 def pack_experts(
-    experts: ExpertWeights | ExpertRows, quantization: Quantization | None, *, device: torch.device
+    experts: ExpertWeights | ExpertRows, quantization: Quantization | None, *, device: torch.device,
+    has_fp8: bool = False,
 ) -> TritonExperts:
     """Lay the matrices out for the kernels; int4 has 4 bits in gate and up, and 6 in down.
 
-    Raises:
-        ValueError: a quantization that is not made of codes.
+    Args:
+        has_fp8: whether the device multiplies float8.
     """
     num_experts, biases = len(experts.down), (experts.gate_up_bias, experts.down_bias)
     gate_up: Tensor | CodedWeight
     down: Tensor | CodedWeight
     if isinstance(experts, ExpertRows):
         pairs = zip(experts.gate, experts.up, strict=True)
-        gate_up, down = pack_rows([each for pair in pairs for each in pair], device), pack_rows(experts.down, device)
+        gate_up = pack_rows([each for pair in pairs for each in pair], device, has_fp8)
+        down = pack_rows(experts.down, device, has_fp8)
     elif quantization is None:
         gate_up, down = (each.flatten(0, 1).to(device) for each in (experts.gate_up, experts.down))
     elif quantization == "fp8":
-        raise ValueError("quantization='fp8' of experts is not available in the triton ops; use int4, int6 or int8")
+        matrices = (each.flatten(0, 1) for each in (experts.gate_up, experts.down))
+        gate_up, down = (pack_float8(round_float8(each), device) for each in matrices)
     else:
         bits = BITS[quantization]
         gate_up, down = (
@@ -224,7 +107,7 @@ def run_experts(
 ) -> Tensor:
     """Implement `kernels.ops.RunExperts`; without reading a value back from the device."""
     (num_tokens, top_k), num_experts = ids.shape, experts.num_experts
-    size, inner_size = x.shape[1], experts.gate_up.shape[0] // (2 * num_experts)
+    size = x.shape[1]
     _check(x, ids, weights, experts)
     out = torch.empty_like(x, dtype=out_dtype)
     if not num_tokens:
@@ -232,28 +115,9 @@ def run_experts(
     block_rows = choose_rows(ids.numel(), num_experts)
     grouping = group_pairs(ids, num_experts, block_rows)
     rows = (grouping.pairs, grouping.tile_experts, grouping.tile_starts, grouping.segment_ends)
-    inner = torch.empty(num_tokens * top_k, inner_size, dtype=x.dtype, device=x.device)
-    results = torch.empty(num_tokens * top_k, size, dtype=torch.float32, device=x.device)
-    blocks = {"NUM_EXPERTS": num_experts, "BLOCK_ROWS": block_rows, "BLOCK_OUT": BLOCK_OUT}
-    blocks |= {"num_warps": 4, **FUSED}
-    activation = experts.activation
-    matrix, lines, form = describe(experts.gate_up, x)
-    # Programs start in the order of the first axis: all outputs of a tile of rows run together.
-    expert_gate_up_kernel[(triton.cdiv(inner_size, BLOCK_OUT), len(grouping.tile_experts))](
-        *(inner, x, matrix, lines, experts.gate_up_bias, *rows, activation.alpha, activation.limit or 0.0),
-        SIZE=inner_size,
-        TOP_K=top_k,
-        HAS_BIAS=experts.gate_up_bias is not None,
-        HAS_LIMIT=activation.limit is not None,
-        **(form | blocks),
-    )
-    matrix, lines, form = describe(experts.down, inner)
-    expert_down_kernel[(triton.cdiv(size, BLOCK_OUT), len(grouping.tile_experts))](
-        *(results, inner, matrix, lines, experts.down_bias, *rows),
-        SIZE=size,
-        HAS_BIAS=experts.down_bias is not None,
-        **(form | blocks),
-    )
+    routes = Routes(*rows, num_experts, top_k, block_rows)
+    inner = multiply(x, experts.gate_up, experts.gate_up_bias, activation=experts.activation, routes=routes)
+    results = multiply(inner, experts.down, experts.down_bias, torch.float32, routes=routes)
     combine_experts_kernel[(num_tokens, triton.cdiv(size, BLOCK_COMBINE))](
         *(out, results, weights), SIZE=size, TOP_K=top_k, BLOCK=BLOCK_COMBINE, num_warps=4, **FUSED
     )

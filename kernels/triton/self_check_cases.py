@@ -14,6 +14,7 @@ import kernels.torch as torch_ops
 from kernels.grouped import Bits, round_grouped
 from kernels.lora import LoraMatrix, LoraPart, LoraSegment
 from kernels.ops import ExpertWeights, GatedActivation, Ops, Routing
+from kernels.scaled import FP8, ScaledTensor
 from kernels.states import ScanWeights, StateSegments
 from kernels.step_buffers import StepBuffers
 from kernels.torch.sampling import make_row_keys
@@ -154,7 +155,17 @@ def _linear(ops: Ops, given: Tensors) -> list[Tensor]:
         x = given.make(3, 160)
         gated = ops.gated_linear(x, packed, None) if ops.gated_linear else ops.silu_mul(ops.linear(x, packed, None))
         results.append(gated)
-    return results
+    return [*results, _measure_scaled(ops, given)]
+
+
+def _measure_scaled(ops: Ops, given: Tensors) -> Tensor:
+    """Return how far a checkpoint's float8 is from the product with its matrix; float8 holds these inputs exactly."""
+    values = (given.make(96, 160, dtype=torch.float32).cpu() * 100).clamp(-448, 448).to(FP8)
+    weight, x = ScaledTensor(values, torch.tensor([0.001])), given.make(3, 160).mul(2).round().clamp(-7, 7)
+    x[:, ::32] = 7
+    numbers = weight.dequantize().to(given.device, given.dtype)
+    packed = ops.pack_linear(weight if ops.takes_grouped else numbers, None, None)
+    return ops.linear(x, packed, None, torch.float32) - x.float() @ ops.unpack_linear(packed).float().t()
 
 
 def _lora(ops: Ops, given: Tensors) -> list[Tensor]:

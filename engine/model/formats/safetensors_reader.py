@@ -12,10 +12,10 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.model.formats.encoded import EncodedTensor
-from engine.model.formats.float8 import ScaledTensor
 from engine.model.formats.mxfp4 import Mxfp4Tensor
 from engine.model.formats.packed_int import read_awq, read_compressed, read_gptq
 from engine.model.formats.quant_config import WeightFormat
+from kernels.scaled import ScaledTensor
 
 # (suffix of the tensor that stands for the matrix, suffix of the matrix, suffixes of its required parts, of its others)
 _Parts = tuple[str, str, tuple[str, ...], tuple[str, ...]]

@@ -205,7 +205,7 @@ def test_launching_a_step_never_waits_for_the_device(launches: Launches, tmp_pat
     for number in range(40):
         machine.step(number)
     assert machine.link.waits.found == set()
-    expected = {"lora": "lora_low_kernel", "hybrid": "scan_states_kernel", "moe": "expert_down_kernel"}
+    expected = {"lora": "lora_low_kernel", "hybrid": "scan_states_kernel", "moe": "combine_experts_kernel"}
     assert expected.get(kind, "short_attention_kernel") in launches.names
 
 

@@ -17,12 +17,12 @@ from kernels.triton.attention_long import long_attention_kernel
 from kernels.triton.attention_short import fold_splits_kernel, short_attention_kernel
 from kernels.triton.draw_filtered import draw_filtered_kernel
 from kernels.triton.draw_tiles import pick_winner_kernel, tile_max_kernel, tile_noise_kernel, tile_sums_kernel
-from kernels.triton.experts import combine_experts_kernel, expert_down_kernel, expert_gate_up_kernel
+from kernels.triton.experts import combine_experts_kernel
 from kernels.triton.gather_inputs import gather_tables_kernel, gather_tokens_kernel
 from kernels.triton.launch import EXACT, FUSED, next_power_of_2
-from kernels.triton.linear import BLOCK_BYTES, NUM_STAGES, linear_kernel
 from kernels.triton.lora import lora_add_kernel, lora_low_kernel
 from kernels.triton.norm_rope_store import norm_rope_store_kernel
+from kernels.triton.products import BLOCK_BYTES, BLOCK_FLOATS, NUM_STAGES, product_kernel
 from kernels.triton.rms_norm import rms_norm_kernel
 from kernels.triton.round_rows import round_rows_kernel
 from kernels.triton.routing import choose_experts_kernel, group_pairs_kernel
@@ -210,20 +210,34 @@ LORA = {
     "low_ptr": "*fp32", "rows_ptr": "*i64", "numbers_ptr": "*i64", "table_ptr": "*i64", "table_stride": "i32",
     "low_stride": "i32",
 }  # fmt: skip
-NUMBERS = {"BITS": 16, "ZERO": 0, "GROUP": 1}
-CODES = {"BITS": 4, "ZERO": 0, "GROUP": 32}
-BYTES = {"BITS": 8, "ZERO": 128, "GROUP": 32}
+NUMBERS = {"BITS": 16, "ZERO": 0, "GROUP": 1, "IS_FLOAT": False}
+CODES = {"BITS": 4, "ZERO": 0, "GROUP": 32, "IS_FLOAT": False}
+BYTES = {"BITS": 8, "ZERO": 128, "GROUP": 32, "IS_FLOAT": False}
+FLOATS = {"BITS": 8, "ZERO": 0, "GROUP": 128, "IS_FLOAT": True}
+# name: width, outputs, experts and those of a token, whether products are gated
+PRODUCTS = {
+    "linear": (4096, 4096, 1, 0, False), "gated": (4096, 4096, 1, 0, True),
+    "expert_gate_up": (2048, 768, 128, 8, True), "expert_down": (768, 2048, 128, 8, False),
+}  # fmt: skip
 
 
-def point_weight(form: dict[str, int], dtype: str) -> dict[str, str]:
-    return {"weight_ptr": f"*{dtype}" if form["BITS"] == 16 else "*u8", "lines_ptr": "*i32"}
-
-
-def make_form(constants: dict[str, Any], form: dict[str, int], dtype: str) -> dict[str, Any]:
-    """The constants of a kernel that loads a matrix in this form; see `kernels.triton.linear.describe`."""
-    block = BLOCK_BYTES // ITEMSIZE[dtype]
-    half = constants["WIDTH"] // (2 if form["BITS"] == 4 else 1)
-    return constants | form | {"HALF": half, "BLOCK_IN": min(block, form["GROUP"]) if form["BITS"] < 16 else block}
+def make_product(name: str, rows: int, outputs: int, dtype: str, form: dict[str, int]) -> tuple[Any, ...]:
+    """The arguments and constants of a product, as `kernels.triton.products.multiply` gives them."""
+    width, size, experts, top_k, is_gated = PRODUCTS[name]
+    x = "u8" if form["IS_FLOAT"] else dtype
+    block = BLOCK_FLOATS if form["IS_FLOAT"] else BLOCK_BYTES // ITEMSIZE[x]
+    arguments = {
+        "out_ptr": "*fp32" if name == "expert_down" else f"*{dtype}", "x_ptr": f"*{x}", "x_scales_ptr": "*fp32",
+        "weight_ptr": f"*{dtype}" if form["BITS"] == 16 else "*u8",
+        "lines_ptr": "*fp32" if form["IS_FLOAT"] else "*i32", "bias_ptr": f"*{dtype}", "num_rows": "i32",
+    }  # fmt: skip
+    constants = {
+        "WIDTH": width, "HALF": width // (2 if form["BITS"] == 4 else 1), "SIZE": size, "TOP_K": top_k,
+        "NUM_OUTPUTS": experts * size * (1 + is_gated), "HAS_BIAS": True, "HAS_LIMIT": name == "expert_gate_up",
+        "IS_GATED": is_gated, "BLOCK_ROWS": rows, "BLOCK_OUT": outputs,
+        "BLOCK_IN": min(block, form["GROUP"]) if form["BITS"] < 16 else block,
+    }  # fmt: skip
+    return product_kernel, EXPERT_ROWS | arguments, constants | form, outputs // 16, False
 
 
 # name: kernel, arguments, constants, warps, whether its loads are 128 bits wide
@@ -309,45 +323,27 @@ SMALL = {
         False,
     ),
     **{
-        f"{name} {rows} {dtype} {form['BITS']} bits": (
-            kernel,
-            dict.fromkeys(("inner_ptr", "x_ptr", "bias_ptr"), f"*{dtype}") | EXPERT_ROWS | point_weight(form, dtype),
-            make_form(constants, form, dtype) | {"HAS_BIAS": True, "BLOCK_ROWS": rows, "BLOCK_OUT": 64},
-            4, False,
-        )
-        for rows, dtype, form in (
-            (16, "bf16", NUMBERS), (64, "bf16", NUMBERS), (16, "fp32", NUMBERS),
-            (16, "bf16", CODES), (64, "bf16", CODES),
-        )
-        for name, kernel, constants in (
-            (
-                "expert_gate_up", expert_gate_up_kernel,
-                {"NUM_EXPERTS": 128, "WIDTH": 2048, "SIZE": 768, "TOP_K": 8, "HAS_LIMIT": True},
-            ),
-            ("expert_down", expert_down_kernel, {"NUM_EXPERTS": 128, "WIDTH": 768, "SIZE": 2048}),
-        )
-    },
-    **{
-        f"linear {rows} {dtype} {form['BITS']} bits in {form['GROUP']}": (
-            linear_kernel,
-            {"out_ptr": f"*{dtype}", "x_ptr": f"*{dtype}", "bias_ptr": f"*{dtype}", "num_rows": "i32"}
-            | point_weight(form, dtype),
-            make_form({"WIDTH": 4096, "SIZE": 4096}, form, dtype)
-            | {"HAS_BIAS": True, "IS_GATED": is_gated, "BLOCK_ROWS": rows, "BLOCK_OUT": outputs},
-            outputs // 16, False,
-        )
-        for rows, outputs, dtype, form, is_gated in (
-            (16, 16, "bf16", CODES, True), (16, 64, "bf16", CODES | {"GROUP": 128}, True),
-            (64, 64, "bf16", CODES, False), (16, 16, "bf16", NUMBERS, True), (64, 64, "bf16", BYTES, False),
+        f"{name} {rows}x{outputs} {dtype} {form['BITS']} bits in {form['GROUP']}":
+            make_product(name, rows, outputs, dtype, form)
+        for name, rows, outputs, dtype, form in (
+            *((name, *size) for name in ("expert_gate_up", "expert_down") for size in (
+                (16, 32, "bf16", NUMBERS), (64, 64, "bf16", NUMBERS), (16, 32, "fp32", NUMBERS),
+                (16, 32, "bf16", CODES), (64, 64, "bf16", CODES),
+            )),
+            ("gated", 16, 16, "bf16", CODES), ("gated", 16, 64, "bf16", CODES | {"GROUP": 128}),
+            ("linear", 64, 64, "bf16", CODES), ("gated", 16, 16, "bf16", NUMBERS), ("linear", 64, 64, "bf16", BYTES),
         )
     },
     **{
         f"round_rows to {values}": (
             round_rows_kernel,
             {"values_ptr": f"*{values}", "scales_ptr": "*fp32", "x_ptr": "*bf16", "greatest": "fp32", "tiny": "fp32"},
-            {"SIZE": 5120, "IS_FP8": values == "u8", "BLOCK": 8192}, 8, True,
+            {"SIZE": 5120, "IS_FP8": values == "u8"} | groups, 8, True,
         )
-        for values in ("i8", "u8")
+        for values, groups in (
+            ("i8", {"NUM_GROUPS": 1, "BLOCK_GROUPS": 1, "GROUP": 8192}),
+            ("u8", {"NUM_GROUPS": 40, "BLOCK_GROUPS": 64, "GROUP": 128}),
+        )
     },
     "choose_experts": (
         choose_experts_kernel,
@@ -380,7 +376,7 @@ def compile_small(name: str, arch: int) -> Compiled:
     kernel, arguments, constants, num_warps, _ = SMALL[name]
     own = {key: value for key, value in arguments.items() if key in kernel.arg_names}
     options = EXACT if arguments is DRAW else FUSED
-    if kernel is linear_kernel:
+    if kernel is product_kernel:
         options = options | {"num_stages": NUM_STAGES}
     return compile_for(arch, kernel, own, constants, num_warps=num_warps, **options)
 
@@ -395,13 +391,29 @@ def test_the_other_kernels_do_not_spill_and_load_wide(name: str, arch: int) -> N
 
 @pytest.mark.parametrize("arch", NEWEST)
 @pytest.mark.parametrize("name", [
-        "expert_gate_up 16 bf16 16 bits", "expert_down 16 bf16 16 bits", "expert_gate_up 64 bf16 16 bits",
-        "expert_gate_up 16 bf16 4 bits", "linear 16 bf16 4 bits in 32", "linear 64 bf16 4 bits in 32",
+        "expert_gate_up 16x32 bf16 16 bits in 1", "expert_down 16x32 bf16 16 bits in 1",
+        "expert_gate_up 64x64 bf16 16 bits in 1", "expert_gate_up 16x32 bf16 4 bits in 32",
+        "gated 16x16 bf16 4 bits in 32", "linear 64x64 bf16 4 bits in 32",
     ])
 def test_products_stream_their_weights_into_tensor_cores(name: str, arch: int) -> None:
     compiled = compile_small(name, arch)
     assert_fits(compiled, arch)
     assert compiled.count(r"\bH(G)?MMA\.") and compiled.count(r"LDGSTS\S*\.128")
+
+
+@pytest.mark.parametrize("arch", [89, 90])
+@pytest.mark.parametrize(("name", "rows", "outputs"), [
+        ("linear", 16, 16), ("linear", 64, 64), ("gated", 16, 64), ("expert_gate_up", 64, 64),
+        ("expert_down", 16, 32),
+    ])  # fmt: skip
+def test_float8_is_multiplied_by_tensor_cores(name: str, rows: int, outputs: int, arch: int) -> None:
+    """On sm_90 those of float8 take 64 outputs; narrower tiles become float16, which is exact."""
+    kernel, arguments, constants, num_warps, _ = make_product(name, rows, outputs, "bf16", FLOATS)
+    own = {key: value for key, value in arguments.items() if key in kernel.arg_names}
+    compiled = compile_for(arch, kernel, own, constants, num_warps=num_warps, num_stages=NUM_STAGES, **FUSED)
+    assert_fits(compiled, arch)
+    product = r"\bHMMA\." if arch == 90 and outputs < 64 else r"\bQG?MMA\."
+    assert compiled.count(product) and compiled.count(r"LDGSTS\S*\.128")
 
 
 @pytest.mark.parametrize("name", ["short", "long", *NAMES])

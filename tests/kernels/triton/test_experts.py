@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kernels.ops import GatedActivation, Routing
+from kernels.scaled import round_float8
 from kernels.torch.routing import choose_experts as choose_expected
 from kernels.triton.experts import LOADS, choose_rows, pack_experts, run_experts, unpack_experts
 from kernels.triton.routing import choose_experts, group_pairs
@@ -111,6 +112,18 @@ def test_coded_experts_equal_the_numbers_of_their_codes(device: torch.device, qu
     torch.testing.assert_close(found.cpu(), expected, atol=tolerance, rtol=tolerance)
 
 
-def test_experts_in_fp8_are_refused() -> None:
-    with pytest.raises(ValueError, match="quantization='fp8' of experts is not available in the triton ops"):
-        pack_experts(make_experts(2, 8, 4), "fp8", device=torch.device("cpu"))
+def test_experts_in_float8_multiply_inputs_of_float8(device: torch.device) -> None:
+    """A tile of few rows and one of many, against dense products with each expert's rounded matrices."""
+    experts = make_experts(3, 130, 100, torch.float32, GatedActivation())
+    packed = pack_experts(move(experts, device), "fp8", device=device, has_fp8=True)
+    numbers = unpack_experts(packed)
+    for num_tokens in (9, 90):
+        x, ids, weights = make_routes(num_tokens, 130, 3, 2, torch.float32)
+        expected = torch.zeros(num_tokens, 130)
+        for expert in range(3):
+            gate, up = (round_float8(x).dequantize() @ numbers.gate_up[expert].cpu().t()).chunk(2, dim=1)
+            inner = round_float8(torch.nn.functional.silu(gate) * up).dequantize()
+            share = weights.where(ids == expert, 0.0).sum(dim=1, keepdim=True)
+            expected += share * (inner @ numbers.down[expert].cpu().t())
+        found = run_experts(x.to(device), ids.to(device), weights.to(device), packed)
+        torch.testing.assert_close(found.cpu(), expected, atol=2e-3, rtol=2e-2)

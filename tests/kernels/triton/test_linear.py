@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.grouped import Bits, Form, GroupedInt, round_grouped
+from kernels.grouped import Bits, Form, GroupedInt, OrderedRows, StackedRows, round_grouped
+from kernels.scaled import FP8, FP8_GROUP, ScaledTensor, round_float8
 from kernels.torch.linear import round_rows as round_expected
-from kernels.triton.linear import FEW_ROWS, gated_linear, linear, pack_linear, unpack_linear, unpack_rows
+from kernels.triton.linear import gated_linear, linear, pack_linear, unpack_linear, unpack_rows
+from kernels.triton.products import FEW_ROWS
 from kernels.triton.round_rows import round_rows
 from tests.kernels import reference
 from tests.kernels.triton.batches import TOLERANCE
@@ -47,6 +49,40 @@ def test_codes_are_multiplied_as_their_numbers(
     assert found.dtype == dtype
 
 
+def make_scaled(num_outputs: int, num_inputs: int, kind: str) -> ScaledTensor:
+    """A matrix of a checkpoint: scales per matrix, per output, or per block of 128 x 128."""
+    block = (128, 128) if kind == "block" else None
+    shape = {"matrix": (1,), "output": (num_outputs, 1), "block": (-(-num_outputs // 128), -(-num_inputs // 128))}
+    values = (make(num_outputs, num_inputs) * 100).clamp(-448, 448).to(FP8)
+    return ScaledTensor(values, make(*shape[kind], seed=3).abs() / 1000, block)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", ["matrix", "output", "block"])
+@pytest.mark.parametrize(("num_rows", "num_outputs", "num_inputs"), [(1, 70, 96), (3, 34, 200), (20, 260, 384)])
+def test_float8_is_multiplied_with_inputs_of_float8(
+    device: torch.device, dtype: torch.dtype, kind: str, num_rows: int, num_outputs: int, num_inputs: int
+) -> None:
+    """Several parts in an order of their own, sizes that fill no tile, and a bias."""
+    part, order = make_scaled(num_outputs, num_inputs, kind), torch.arange(num_outputs).flip(0)
+    weight = StackedRows([part, OrderedRows(part, order)])
+    packed = pack_linear(weight, None, None, device=device, has_fp8=True)
+    numbers = part.dequantize()
+    numbers = torch.cat((numbers, numbers[order]))
+    assert torch.equal(unpack_linear(packed).cpu(), numbers)
+    x, bias = make(num_rows, num_inputs, seed=1).to(dtype), make(len(numbers)).to(dtype)
+    expected = round_float8(x).dequantize().double() @ numbers.double().t() + bias
+    found = linear(x.to(device), packed, bias.to(device), torch.float32)
+    torch.testing.assert_close(found.cpu().double(), expected, atol=1e-3, rtol=1e-4)
+
+
+def test_float8_becomes_codes_where_the_device_has_none(device: torch.device) -> None:
+    part = make_scaled(34, 200, "block")
+    packed = pack_linear(part, None, None, device=device)
+    assert not packed.is_float
+    torch.testing.assert_close(unpack_linear(packed).cpu(), part.dequantize(), atol=5e-3, rtol=5e-3)
+
+
 @pytest.mark.parametrize("quantization", [None, "int4"])
 @pytest.mark.parametrize("num_rows", [3, FEW_ROWS + 1])
 def test_gated_products_equal_product_and_gate(device: torch.device, quantization: None, num_rows: int) -> None:
@@ -76,3 +112,7 @@ def test_inputs_are_rounded_to_8_bits_as_torch_does(device: torch.device, size: 
     x[3] *= torch.tensor([0.5, 1.5], device=device).repeat(size)[:size]
     for found, expected in zip(round_rows(x, 127.0, dtype), round_expected(x, 127.0, dtype), strict=True):
         assert torch.equal(found.float(), expected.float())
+    values, scales = round_rows(x, 448.0, FP8, FP8_GROUP)
+    expected_groups = round_float8(x.cpu())
+    assert torch.equal(values.cpu().float(), expected_groups.values.float())
+    assert torch.equal(scales.cpu(), expected_groups.scales)

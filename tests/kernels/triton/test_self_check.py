@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 import kernels.torch as torch_ops
 from kernels.torch.elementwise import FP8
 from kernels.triton import make_ops, self_check
+from kernels.triton.linear import pack_linear
 from kernels.triton.self_check import check_ops
 from kernels.triton.self_check_cases import ATTENTION, CASES, EXPERTS, make_expected_ops
 
@@ -53,6 +55,7 @@ def spoil(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
 )
 def test_right_kernels_stay(device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     ops = make_ops(device, dtype)
+    ops = replace(ops, pack_linear=partial(pack_linear, device=device, has_fp8=True))
     assert check_ops(ops, device, dtype, cache_dtype) == ops
 
 

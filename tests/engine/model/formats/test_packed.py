@@ -15,9 +15,9 @@ from engine.device.weight_moves import list_tensors
 from engine.errors import ConfigError
 from engine.model import DecoderModel, load_model
 from engine.model.formats.encoded import EncodedTensor
-from engine.model.formats.float8 import ScaledTensor
 from engine.model.formats.packed_int import read_awq, read_compressed, read_gptq
 from kernels.cpu.weights import WeightKind
+from kernels.scaled import ScaledTensor
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 from tests.engine.model.formats.gguf_files import load_reference
 from tests.engine.model.mixed_batch import find_ops
