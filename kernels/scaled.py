@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.grouped import Convert, Form, GroupedInt, GroupedRows, OrderedRows, RoundedRows, StackedRows
+from kernels.grouped import ChangedRows, Convert, Form, GroupedInt, GroupedRows, RoundedRows, StackedRows
 
 FP8 = torch.float8_e4m3fn
 FP8_GROUP = 128  # inputs that share a scale in products of float8
@@ -97,10 +97,12 @@ def find_float8(weight: GroupedRows) -> Float8 | None:
     match weight:
         case ScaledTensor():
             return weight.to_float8()
-        case OrderedRows(source, order):
+        case ChangedRows(source, _, order):
             found = find_float8(source)
+            if found is None or order is None:
+                return found
             # Indexing knows no float8; the bytes are moved.
-            return found and Float8(found.values.view(torch.uint8)[order].view(FP8), found.scales[order])
+            return Float8(found.values.view(torch.uint8)[order].view(FP8), found.scales[order])
         case StackedRows(parts):
             return stack_float8([find_float8(part) for part in parts])
     return None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.grouped import Bits, Form, GroupedInt, OrderedRows, StackedRows, round_grouped
+from kernels.grouped import Bits, ChangedRows, Form, GroupedInt, StackedRows, round_grouped
 from kernels.scaled import FP8, FP8_GROUP, ScaledTensor, round_float8
 from kernels.torch.linear import round_rows as round_expected
 from kernels.triton.linear import gated_linear, linear, pack_linear, unpack_linear, unpack_rows
@@ -65,7 +65,7 @@ def test_float8_is_multiplied_with_inputs_of_float8(
 ) -> None:
     """Several parts in an order of their own, sizes that fill no tile, and a bias."""
     part, order = make_scaled(num_outputs, num_inputs, kind), torch.arange(num_outputs).flip(0)
-    weight = StackedRows([part, OrderedRows(part, order)])
+    weight = StackedRows([part, ChangedRows(part, part.form, order)])
     packed = pack_linear(weight, None, None, device=device, has_fp8=True)
     numbers = part.dequantize()
     numbers = torch.cat((numbers, numbers[order]))
