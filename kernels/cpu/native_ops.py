@@ -17,6 +17,7 @@ from kernels.cpu.lora import NativeLora, pack_lora
 from kernels.cpu.panel_memory import PanelMemory
 from kernels.cpu.pieces import check_caches, count_parts, count_piece_slots
 from kernels.cpu.plan import NativePlan
+from kernels.cpu.result_memory import ResultMemory
 from kernels.cpu.sampling import draw, penalise
 from kernels.cpu.scratch import estimate_scratch
 from kernels.cpu.states import run_conv, scan_states
@@ -48,6 +49,7 @@ class NativeOps:
         self.library = library
         self.pool = ThreadPool(library, num_threads)
         self._memory = PanelMemory(_PAGES_DELAY_S)
+        self._results = ResultMemory()
 
     def make_ops(self) -> Ops:
         """These ops as the model takes them."""
@@ -92,7 +94,7 @@ class NativeOps:
         x, weight = x.contiguous(), weight.to(x.dtype).contiguous()
         size = x.shape[-1]
         assert weight.shape[-1] == size, f"a weight of {list(weight.shape)} for rows of {size}"
-        out = torch.empty_like(x)
+        out = self._results.take(x.shape, x.dtype)
         self.library.rms_norm(
             self.pool.handle,
             _code(x),
@@ -114,7 +116,7 @@ class NativeOps:
         _check(residual, hidden.shape, hidden.dtype, "residual")
         size = hidden.shape[-1]
         _check(weight, (size,), hidden.dtype, "weight")
-        out = torch.empty_like(hidden)
+        out = self._results.take(hidden.shape, hidden.dtype)
         self.library.add_rms_norm(
             self.pool.handle,
             _code(hidden),
@@ -143,7 +145,7 @@ class NativeOps:
     def _activate(self, kind: int, x: Tensor, size: int) -> Tensor:
         """Return the activation [T, size] of x [T, size or 2 size]."""
         x = x.contiguous()
-        out = torch.empty(x.shape[0], size, dtype=x.dtype)
+        out = self._results.take((x.shape[0], size), x.dtype)
         self.library.activate(
             self.pool.handle, kind, _code(x), x.data_ptr(), out.data_ptr(), x.shape[0], size
         )
@@ -174,7 +176,7 @@ class NativeOps:
         if qk_norm is not None:
             qk_norm = qk_norm.to(heads.dtype).contiguous()
             _check(qk_norm, (num_heads + num_kv_heads, head_dim), heads.dtype, "qk_norm")
-        q = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype)
+        q = self._results.take((num_tokens, num_heads, head_dim), heads.dtype)
         pointers = (heads, qk_norm, cos, sin, k_cache, v_cache, slot_mapping, q)
         struct = RopeStoreStruct(
             *(address(tensor) for tensor in pointers),
@@ -242,7 +244,7 @@ class NativeOps:
             *(num_heads, num_kv_heads, head_dim, block_size, sliding_window or 0, scale, soft_cap or 0.0),
             *(_code(q), k_cache.dtype == torch.int8, address(sinks)),
         )
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = self._results.take(q.shape, q.dtype)
         self.library.attention(
             self.pool.handle,
             ctypes.byref(plan.struct),
@@ -278,7 +280,7 @@ class NativeOps:
         x = x.contiguous()
         num_rows = x.shape[0]
         _check(x, (num_rows, weight.in_features), x.dtype, "x")
-        out = torch.empty(num_rows, weight.out_features, dtype=out_dtype or x.dtype)
+        out = self._results.take((num_rows, weight.out_features), out_dtype or x.dtype)
         self.library.linear(
             self.pool.handle,
             ctypes.byref(weight.struct),

@@ -11,6 +11,7 @@ _MAX_WORK_ROWS = 48
 _SPANS = ((0, 256), (4096, 1024), (16384, 4096))  # (first position, keys of a span)
 _PANEL_WIDTH = 32
 _WORD_BYTES = 4
+_SPREAD_BYTES = 2  # of a code in a spread panel, see `src/grouped.h`
 _PAGE_BYTES = 4096
 
 
@@ -26,7 +27,8 @@ def estimate_scratch(shape: StepShape, num_threads: int) -> int:
     width = 2 * shape.hidden_size + 3 * q_size + 2 * kv_size + 3 * shape.inner_size
     step = shape.num_tokens * (width * shape.itemsize + (widest + 1) * _WORD_BYTES)
     parts = _THREAD_TASKS * num_threads * _count_part_words(shape) * _WORD_BYTES if num_threads > 1 else 0
-    tiles = num_threads * _WORD_BYTES * max(widest, _count_tile_words(shape))
+    panel = widest * _PANEL_WIDTH * _SPREAD_BYTES
+    tiles = num_threads * max(panel, _WORD_BYTES * _count_tile_words(shape))
     num_pages = 4 * num_threads + 4
     return (step + parts + tiles) * 5 // 4 + num_pages * _PAGE_BYTES
 

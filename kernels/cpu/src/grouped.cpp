@@ -35,11 +35,12 @@ GroupFactors round_group(const From* x, int64_t count, int64_t size, int zero_po
 
 // ---- the product -------------------------------------------------------------------------------------------------
 
-template <class Arithmetic, int ROWS>
+template <class Arithmetic, bool SPREAD, int ROWS>
 void multiply_rows(const TileProduct& tile) {
-    constexpr int BITS = Arithmetic::kBits;
     constexpr int64_t factor_bytes = Arithmetic::kFactorBytes;
-    int64_t group_bytes = factor_bytes + tile.group_size * BITS / 32 * kPanelBytes;
+    constexpr int words_a_unit = SPREAD ? kUnit / 4 * Arithmetic::kSpreadWords : kUnit / 4;
+    int64_t num_units = tile.group_size / kUnit;
+    int64_t group_bytes = factor_bytes + num_units * (SPREAD ? words_a_unit : Arithmetic::kBits) * kPanelBytes;
     for (int part = 0; part < kPanelVecs; part += kCodeVecs) {
         const uint32_t* words = tile.x;
         const GroupFactors* factors = tile.factors;
@@ -53,7 +54,7 @@ void multiply_rows(const TileProduct& tile) {
         for (int64_t group = 0; group < tile.num_groups; ++group) {
             Sums<ROWS> totals;
             begin<ROWS>(totals, [&](int row) { return Arithmetic::kZero ? splat_int(factors[row].start) : zero_int(); });
-            add_group<BITS, ROWS>(w, words, tile.group_size / kUnit, totals);
+            add_group<Arithmetic, SPREAD, ROWS>(w, words, num_units, totals);
 #pragma GCC unroll 2
             for (int v = 0; v < kCodeVecs; ++v) {
                 Vec scale = load_half(halves + v * kLanes * kHalfBytes);
@@ -68,7 +69,7 @@ void multiply_rows(const TileProduct& tile) {
                 }
             }
             w += group_bytes, halves += group_bytes;
-            words += tile.group_size / 4 * ROWS, factors += ROWS;
+            words += num_units * words_a_unit * ROWS, factors += ROWS;
         }
 #pragma GCC unroll 8
         for (int row = 0; row < ROWS; ++row)
@@ -142,19 +143,49 @@ void round_row(
 template void round_row(const float*, int64_t, int64_t, int, uint32_t*, GroupFactors*, int64_t);
 template void round_row(const bf16*, int64_t, int64_t, int, uint32_t*, GroupFactors*, int64_t);
 
-void multiply_codes(int32_t kind, const TileProduct& tile, int rows) {
+void multiply_codes(int32_t kind, const TileProduct& tile, int rows, bool is_spread) {
     with_grouped(kind, [&](auto grouped) {
         using Arithmetic = decltype(grouped);
-        switch (rows) {
-            case 1: return multiply_rows<Arithmetic, 1>(tile);
-            case 2: return multiply_rows<Arithmetic, 2>(tile);
-            case 3: return multiply_rows<Arithmetic, 3>(tile);
-            case 4: return multiply_rows<Arithmetic, 4>(tile);
+        switch (is_spread ? kCodeRows + rows : rows) {
+            case 1: return multiply_rows<Arithmetic, false, 1>(tile);
+            case 2: return multiply_rows<Arithmetic, false, 2>(tile);
+            case 3: return multiply_rows<Arithmetic, false, 3>(tile);
+            case 4: return multiply_rows<Arithmetic, false, 4>(tile);
 #ifdef TROUPE_AVX512
-            case 5: return multiply_rows<Arithmetic, 5>(tile);
-            case 6: return multiply_rows<Arithmetic, 6>(tile);
+            case 5: return multiply_rows<Arithmetic, false, 5>(tile);
+            case 6: return multiply_rows<Arithmetic, false, 6>(tile);
 #endif
+            case 2 * kCodeRows - 2: return multiply_rows<Arithmetic, true, kCodeRows - 2>(tile);
+            case 2 * kCodeRows - 1: return multiply_rows<Arithmetic, true, kCodeRows - 1>(tile);
+            case 2 * kCodeRows: return multiply_rows<Arithmetic, true, kCodeRows>(tile);
             default: __builtin_unreachable();
+        }
+    });
+}
+
+void spread_panel(const Linear& linear, const uint8_t* panel, uint8_t* out) {
+    Groups groups(linear);
+    with_grouped(linear.kind, [&](auto grouped) {
+        constexpr int BITS = grouped.kBits;
+        for (int64_t group = 0; group < groups.count; ++group) {
+            std::memcpy(out, panel, groups.factor_bytes);
+            const uint8_t* lines = panel + groups.factor_bytes;
+            out += groups.factor_bytes, panel += groups.bytes;
+            for (int64_t unit = 0; unit < groups.size; unit += kUnit, lines += BITS * kPanelBytes)
+#pragma GCC unroll 8
+                for (int word = 0; word < kUnit / 4; ++word, out += grouped.kSpreadWords * kPanelBytes)
+#pragma GCC unroll 4
+                    for (int at = 0; at < kPanelBytes; at += kLanes * 4) {
+                        VecInt codes = load_codes<BITS>(lines + at, word);
+#ifndef TROUPE_DOT
+                        if constexpr (BITS == 8) {
+                            store_int(out + at, widen_even(codes));
+                            store_int(out + kPanelBytes + at, widen_odd(codes));
+                            continue;
+                        }
+#endif
+                        store_int(out + at, codes);
+                    }
         }
     });
 }

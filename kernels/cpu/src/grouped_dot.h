@@ -38,17 +38,18 @@ inline VecInt load_codes(const uint8_t* lines, int word) {
 //
 // Without an instruction that adds products of bytes in 32 bits, two products make a sum of 16 bits. Eight of those fit
 // with codes of 4 bits, two with 6 bits, and one with 8 bits.
-template <int BITS, int ROWS>
+template <class Grouped, bool SPREAD, int ROWS>
 inline void add_group(const uint8_t* lines, const uint32_t* x, int64_t num_units, Sums<ROWS>& totals) {
-    for (int64_t unit = 0; unit < num_units; ++unit, lines += BITS * kPanelBytes, x += kUnit / 4 * ROWS) {
+    constexpr int BITS = Grouped::kBits, words = kUnit / 4 * (SPREAD ? Grouped::kSpreadWords : 1);
+    for (int64_t unit = 0; unit < num_units; ++unit, lines += (SPREAD ? words : BITS) * kPanelBytes, x += words * ROWS) {
 #ifndef TROUPE_DOT
         Sums<ROWS> sums;
 #endif
 #pragma GCC unroll 8
-        for (int word = 0; word < kUnit / 4; ++word) {
+        for (int word = 0; word < words; ++word) {
             VecInt codes[kCodeVecs];
 #pragma GCC unroll 2
-            for (int v = 0; v < kCodeVecs; ++v) codes[v] = load_codes<BITS>(lines + v * kLanes * 4, word);
+            for (int v = 0; v < kCodeVecs; ++v) codes[v] = load_codes<SPREAD ? 8 : BITS>(lines + v * kLanes * 4, word);
 #pragma GCC unroll 8
             for (int row = 0; row < ROWS; ++row) {
                 VecInt values = splat_int(int32_t(x[word * ROWS + row]));
@@ -57,6 +58,10 @@ inline void add_group(const uint8_t* lines, const uint32_t* x, int64_t num_units
 #ifdef TROUPE_DOT
                     totals[row][v] = add_products(totals[row][v], codes[v], values);
 #else
+                    if constexpr (words > kUnit / 4) {
+                        totals[row][v] = now(add_int(totals[row][v], multiply_wide(codes[v], values)));
+                        continue;
+                    }
                     constexpr int most = BITS == 4 ? 8 : BITS == 6 ? 2 : 1;
                     VecInt pairs = BITS == 8 ? multiply_signed(codes[v], values) : multiply_pairs(codes[v], values);
                     sums[row][v] = word % most == 0 ? pairs : add_16(sums[row][v], pairs);

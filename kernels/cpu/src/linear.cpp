@@ -52,12 +52,18 @@ void run_panels(Pool* pool, const Linear& linear, const PackedRows& packed, To* 
     Operands<Arithmetic> operands(linear);
     RowBlocks blocks(rows, kBlockRows<Arithmetic>);
     PanelTiles tiles(ceil_div(linear.out_features, kPanelWidth), kPanels<Arithmetic>, pool_threads(pool));
-    parallel(pool, tiles.count(), [&](int64_t tile, int) {
+    parallel(pool, tiles.count(), [&](int64_t tile, int thread) {
         alignas(64) float sums[kBlockRows<Arithmetic> * kPanels<Arithmetic> * kPanelWidth];
         int panels = tile < tiles.num_pairs ? 2 : 1;
         int64_t panel = panels == 2 ? 2 * tile : tiles.num_pairs + tile;
         int64_t width = panels * kPanelWidth;
         const uint8_t* weights = linear.panels + panel * operands.panel_bytes;
+        if constexpr (std::is_same_v<Arithmetic, SpreadCodes>) {
+            Groups groups(linear);
+            void* spread = pool_scratch(pool, thread, kTileScratch, groups.count * groups.spread_bytes);
+            spread_panel(linear, weights, static_cast<uint8_t*>(spread));
+            weights = static_cast<const uint8_t*>(spread);
+        }
         for (int64_t block = 0; block < blocks.num_blocks; ++block) {
             int64_t row = blocks.start(block);
             int size = blocks.size(block);
@@ -71,7 +77,7 @@ void run_panels(Pool* pool, const Linear& linear, const PackedRows& packed, To* 
 
 void run_linear(Pool* pool, const Linear& linear, const void* x, int32_t x_dtype, void* y, int32_t y_dtype, int64_t rows) {
     if (rows == 0) return;
-    with_product(linear.kind, [&](auto arithmetic) {
+    auto run = [&](auto arithmetic) {
         using Arithmetic = decltype(arithmetic);
         int64_t step = count_rows_at_once(Operands<Arithmetic>(linear), linear, rows);
         int64_t x_bytes = linear.in_features * size_of(x_dtype), y_bytes = linear.out_features * size_of(y_dtype);
@@ -86,7 +92,11 @@ void run_linear(Pool* pool, const Linear& linear, const void* x, int32_t x_dtype
             else
                 run_panels<Arithmetic>(pool, linear, packed, reinterpret_cast<float*>(to), size);
         }
-    });
+    };
+    if (is_grouped(linear.kind) && is_spread(linear.kind, rows))
+        run(SpreadCodes());
+    else
+        with_product(linear.kind, run);
 }
 
 }  // namespace troupe

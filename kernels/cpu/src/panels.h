@@ -96,6 +96,10 @@ constexpr int kRepeats = kIsSplit<Arithmetic> ? 3 : 1;
 struct Codes {
     static constexpr int kGroup = 4, kWords = 1;
 };
+// The same for many rows: the codes of a panel are spread once, see `grouped.h`.
+struct SpreadCodes : Codes {};
+template <class Arithmetic>
+constexpr bool kIsCodes = std::is_base_of_v<Codes, Arithmetic>;
 
 // An arithmetic on the tile registers of AMX, see `tiles.cpp`. 16 words of a row lie together: block[group / 16][row][16].
 template <class Base>
@@ -110,9 +114,9 @@ constexpr int kTileRows = 16, kTileWords = 16;
 // How many rows are packed together at most, and panels multiplied at once; how many words of a row lie together, and the inputs in them; how many
 // words past the last one a product may read.
 template <class Arithmetic>
-constexpr int kBlockRows = kIsTiled<Arithmetic> ? 2 * kTileRows : std::is_same_v<Arithmetic, Codes> ? kCodeRows : kMaxRows;
+constexpr int kBlockRows = kIsTiled<Arithmetic> ? 2 * kTileRows : kIsCodes<Arithmetic> ? kCodeRows : kMaxRows;
 template <class Arithmetic>
-constexpr int kPanels = std::is_same_v<Arithmetic, Codes> ? 1 : kMaxPanels;
+constexpr int kPanels = kIsCodes<Arithmetic> ? 1 : kMaxPanels;
 template <class Arithmetic>
 constexpr int kRowWords = kIsTiled<Arithmetic> ? kTileWords : Arithmetic::kWords;
 template <class Arithmetic>
@@ -136,7 +140,7 @@ struct TileProduct {
     float* c;
     int64_t c_stride;  // words from row to row
     bool adds;
-    const GroupFactors* factors = nullptr;  // [group][row], for Codes only
+    const GroupFactors* factors = nullptr;  // [group][row], for codes only
     int64_t group_size = 0;
 };
 

@@ -14,11 +14,11 @@ struct Operands {
     int64_t row_factors;  // groups of a row that have factors
 
     explicit Operands(const Linear& linear) {
-        if constexpr (std::is_same_v<Arithmetic, Codes>) {
+        if constexpr (kIsCodes<Arithmetic>) {
             Groups groups(linear);
             num_groups = row_factors = groups.count;
             panel_bytes = groups.panel_bytes();
-            row_words = groups.count * groups.size / 4;
+            row_words = groups.count * groups.size / 4 * (std::is_same_v<Arithmetic, SpreadCodes> ? groups.spread_words : 1);
         } else {
             int64_t inputs = kRepeats<Arithmetic> * linear.in_features;
             num_groups = ceil_div(inputs, Arithmetic::kGroup);
@@ -54,6 +54,15 @@ inline void place(const uint32_t* words, int64_t num_groups, int64_t count, uint
         std::memcpy(out + group * stride, words + group * count, count * 4);
 }
 
+// The same for bytes that become 16 bits wide: those of even inputs in one word, those of odd ones in the next.
+inline void place_wide(const uint32_t* words, int64_t count, uint32_t* out, int64_t stride) {
+    for (int64_t i = 0; i < count; ++i, out += 2 * stride) {
+        auto wide = [&](int byte) { return uint32_t(uint16_t(int8_t(words[i] >> 8 * byte))); };
+        out[0] = wide(0) | wide(2) << 16;
+        out[stride] = wide(1) | wide(3) << 16;
+    }
+}
+
 // Convert a row to float32, or to bfloat16, with zeros up to the end of its last group.
 template <class From, class To>
 void convert(const From* x, To* out, int64_t count, int64_t padded) {
@@ -85,9 +94,14 @@ void pack_block(
     uint32_t* words = packed.words + start * operands.row_words;
     GroupFactors* factors = packed.factors + start * operands.row_factors;
     for (int i = 0; i < size; ++i) {
-        if constexpr (std::is_same_v<Arithmetic, Codes>) {
+        if constexpr (kIsCodes<Arithmetic>) {
+            Groups groups(linear);
             round_row(row(i), linear.in_features, linear.group_size, zero_of(linear.kind), line, factors + i, size);
-            place(line, operands.row_words, 1, words + i, size);
+            int64_t count = groups.count * groups.size / 4;
+            if (count == operands.row_words)
+                place(line, count, 1, words + i, size);
+            else
+                place_wide(line, count, words + i, size);
         } else {
             constexpr int WORDS = kRowWords<Arithmetic>, INPUTS = kRowInputs<Arithmetic>;
             int64_t num_groups = operands.row_words / WORDS;
@@ -108,8 +122,8 @@ void multiply_block(
     const uint8_t* weights, int64_t panel_stride, int panels, float* sums, int64_t width) {
     TileProduct product{packed.words + start * operands.row_words, weights, panel_stride, operands.num_groups, sums, width, false,
         packed.factors + start * operands.row_factors, linear.group_size};
-    if constexpr (std::is_same_v<Arithmetic, Codes>)
-        multiply_codes(linear.kind, product, size);
+    if constexpr (kIsCodes<Arithmetic>)
+        multiply_codes(linear.kind, product, size, std::is_same_v<Arithmetic, SpreadCodes>);
     else if constexpr (kIsSplit<Arithmetic>)
         multiply_tile<std::conditional_t<kIsTiled<Arithmetic>, Tiled<BFloat16>, BFloat16>>(product, size, panels);
     else

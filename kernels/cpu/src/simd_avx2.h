@@ -110,6 +110,10 @@ inline VecInt now(VecInt sum) {
     return sum;
 }
 inline VecInt add_16(VecInt a, VecInt b) { return now(_mm256_add_epi16(a, b)); }
+// Two products of 16 bits in each lane, and the bytes of even and odd places as 16 bits.
+inline VecInt multiply_wide(VecInt codes, VecInt x) { return _mm256_madd_epi16(codes, x); }
+inline VecInt widen_even(VecInt bytes) { return _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8); }
+inline VecInt widen_odd(VecInt bytes) { return _mm256_srai_epi16(bytes, 8); }
 inline VecInt add_pairs(VecInt sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
 #ifdef __AVXVNNI__
 #define TROUPE_DOT 1

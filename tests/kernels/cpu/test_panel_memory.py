@@ -7,9 +7,11 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels.cpu import panel_memory
 from kernels.cpu.panel_memory import PanelMemory
+from kernels.cpu.result_memory import ResultMemory
 
 
 def test_pieces_start_with_a_cache_line_and_do_not_meet() -> None:
@@ -69,3 +71,14 @@ def test_maps_are_in_large_pages_where_the_system_has_them(delay_s: float, monke
     sizes = [int(line.split()[1]) for line in maps if line.startswith("AnonHugePages")]
     assert pages.data_ptr() % 2**21 == 0 and (pages == 1).all()
     assert any(size >= 8 * 1024 for size in sizes)
+
+
+def test_a_result_has_memory_of_its_own_until_its_last_view_is_gone() -> None:
+    memory, shape = ResultMemory(), (1024, 512)
+    first = memory.take(shape, torch.float32)
+    place, view = first.data_ptr(), first[5:]
+    del first
+    second = memory.take(shape, torch.float32)
+    assert second.data_ptr() != place
+    del view
+    assert memory.take((512, 512), torch.float32).data_ptr() == place
