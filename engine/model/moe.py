@@ -280,7 +280,6 @@ class MoE(nn.Module):
         super().__init__()
         assert layer.moe is not None, "the layer has experts"
         self._spec = spec = layer.moe
-        self._routing = spec.routing
         self.name = spec.names.block  # in the names of the checkpoint
         hidden_size = layer.hidden_size
         # Scores in float32: in bfloat16 two experts often have the same score.
@@ -302,7 +301,7 @@ class MoE(nn.Module):
     def forward(self, hidden: Tensor, ops: Ops, adapters: StepAdapters | None = None) -> Tensor:
         """Map [T, M] to [T, M]."""
         scores = self.router(hidden.float(), adapters=adapters)
-        ids, weights = ops.choose_experts(scores, self._routing, self.correction_bias)
+        ids, weights = ops.choose_experts(scores, self._spec, self.correction_bias)
         mixed = self.experts(hidden, ids, weights)
         if self.shared is None:
             return mixed

@@ -30,30 +30,15 @@ class MoENames:
     shared: str = "shared_experts"
 
 
-@dataclass(frozen=True, slots=True)
-class MoESpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoESpec(Routing):
     """How a block chooses experts for each token, and what they compute."""
 
     num_experts: int
-    top_k: int  # experts per token
     inner_size: int  # of an expert
-    # How logits become weights: softmax over all experts, sigmoid, or softmax over the chosen ones.
-    score: Literal["softmax", "sigmoid", "topk_softmax"] = "softmax"
-    is_normalized: bool = False  # whether the weights of a token are divided by their sum
-    scale: float = 1.0  # factor of the weights
-    num_groups: int = 1  # experts are chosen from the best groups only
-    num_chosen_groups: int = 1
-    group_best: int = 2  # a group counts as much as so many of its best experts
     has_correction_bias: bool = False  # added to the scores for the choice, not for the weights
     has_bias: bool = False  # of router and experts
     activation: GatedActivation = SWIGLU
     shared_size: int = 0  # inner size of the expert that all tokens pass through; 0: none
     is_shared_gated: bool = False  # whether a sigmoid scales the shared expert's result
     names: MoENames = MoENames()
-
-    @property
-    def routing(self) -> Routing:
-        return Routing(
-            self.top_k, self.score, self.is_normalized, self.scale,
-            self.num_groups, self.num_chosen_groups, self.group_best,
-        )

@@ -27,7 +27,7 @@ def read_experts(reader: ConfigReader, inner_key: str, **fields: Any) -> MoESpec
         raise reader.error(
             "num_experts_per_tok", top_k, f"must be at most {num_experts}, the number of experts"
         )
-    return MoESpec(num_experts, top_k, reader.integer(inner_key), **fields)
+    return MoESpec(top_k, num_experts=num_experts, inner_size=reader.integer(inner_key), **fields)
 
 
 def read_grouped_experts(reader: ConfigReader, has_groups: bool, **fields: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class GroupedExperts(Experts):
         gate_up, gate_up_bias = _take_stack(module, "gate_up_proj")
         down, down_bias = _take_stack(module, "down_proj")
         num_experts, hidden_size, inner_size = down.shape
-        spec = MoESpec(num_experts, 1, inner_size, has_bias=module.has_bias)
+        spec = MoESpec(1, num_experts=num_experts, inner_size=inner_size, has_bias=module.has_bias)
         super().__init__(spec, hidden_size, down.dtype, torch.device("meta"), ONE_RANK)
         self.gate_up, self.down = _freeze(gate_up), _freeze(down)
         if gate_up_bias is not None and down_bias is not None:
