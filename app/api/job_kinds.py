@@ -79,7 +79,7 @@ def _extract(context: ApiContext, body: dict[str, Any]) -> Work:
         record, result = await extract_source(extractor, schema, source, cache_salt=asked.cache_salt)
         more = {} if result is None else {"usage": usage(*result.usage)}
         if result is not None and is_weighed:
-            found = await asyncio.to_thread(find_choices, result, context.engine)
+            found = await asyncio.to_thread(find_choices, result, context.engine, source.text)
             more["choices"] = {pointer: asdict(choice) for pointer, choice in found.items()}
         return RowAnswer(json.dumps(record | more), not record["valid"])
 

@@ -10,7 +10,7 @@ Numbers and dates may be texts in any spelling. One that has two readings does n
 
 Without `x-checks`, pairs of neighbours such as start and end, or min and max, must be in order, and the lines of a
 list with a quantity and a price must come to the totals beside it, with those taxes, charges and discounts that the
-record names.
+record, or a line of the text, names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from app.extraction.dates import read_date
-from app.extraction.numbers import read_number
+from app.extraction.numbers import Number, find_numbers, read_number
 from app.extraction.pointers import escape_pointer, split_pointer
 from app.extraction.prompt import Schema
 from grammar import InvalidGrammar
@@ -60,7 +60,7 @@ class Check:
         return {"kind": self.kind, "holds": self.holds, "message": self.message, "fields": list(self.pointers)}
 
 
-def run_checks(schema: Schema, record: Any) -> tuple[Check, ...]:
+def run_checks(schema: Schema, record: Any, text: str = "") -> tuple[Check, ...]:
     """Run the checks of a schema, or those that its property names suggest, on a record.
 
     A check that misses a value is left out.
@@ -68,7 +68,7 @@ def run_checks(schema: Schema, record: Any) -> tuple[Check, ...]:
     Raises InvalidGrammar: `x-checks` is malformed.
     """
     asked = read_checks(schema)
-    found = asked if asked is not None else list(_suggest(record, ""))
+    found = asked if asked is not None else list(_suggest(record, "", text))
     checks = (_run(check, record) for check in found)
     return tuple(check for check in checks if check is not None)
 
@@ -112,7 +112,10 @@ def _run(check: dict[str, Any], record: Any) -> Check | None:
             return None
         parts = [math.prod(values) for values in zip(*([v for _, v in column] for column in columns), strict=True)]
     (place, total), found, extras = totals[0], math.fsum(parts), check.get("extras", ())
-    used = _find_extras(found, total, CENT * max(1, len(parts)), extras)
+    cents = CENT * max(1, len(parts))
+    used = _find_extras(found, total, cents, extras)
+    if used is None:
+        used = _find_extras(found, total, cents, [*_read_extras(check.get("text", ""))])
     lines = f"lines come to {round(found, 2):g}"
     if used is None:
         more = f", and {', '.join(name for name, *_ in extras)} cannot explain the rest" if extras else ""
@@ -191,7 +194,7 @@ def _name(pointer: str) -> str:
     return " ".join(split_pointer(pointer)[-1:])
 
 
-def _suggest(record: Any, pointer: str) -> Iterator[dict[str, Any]]:
+def _suggest(record: Any, pointer: str, text: str) -> Iterator[dict[str, Any]]:
     """Return the checks that the names of an object's properties suggest."""
     if not isinstance(record, dict):
         return
@@ -205,7 +208,7 @@ def _suggest(record: Any, pointer: str) -> Iterator[dict[str, Any]]:
     totals = [name for name, words in names.items() if _is_total(words)]
     for name, value in record.items():
         here = f"{pointer}/{escape_pointer(name)}"
-        yield from _suggest(value, here)
+        yield from _suggest(value, here, text)
         lines = value[0] if isinstance(value, list) and value else None
         columns = [_pick(lines, words) for words in (QUANTITIES, PRICES)] if isinstance(lines, dict) else [None]
         if None not in columns:
@@ -214,7 +217,7 @@ def _suggest(record: Any, pointer: str) -> Iterator[dict[str, Any]]:
             extras = [*_list_extras(others), *_sum_extras(value)]
             for total in totals:
                 total_place = f"{pointer}/{escape_pointer(total)}"
-                yield {"sum_of_products": places, "equals": total_place, "extras": extras}
+                yield {"sum_of_products": places, "equals": total_place, "extras": extras, "text": text}
 
 
 def _is_total(words: Sequence[str]) -> bool:
@@ -235,6 +238,19 @@ def _list_extras(value: Any, name: str = "", sign: int = 0) -> Iterator[Extra]:
     elif sign and isinstance(value, str | int | float) and len(found := _read_number(value)) == 1:
         amount = -abs(found[0]) if sign < 0 else float(found[0])
         yield name, amount, amount if abs(amount) < 1 else amount / 100 if abs(amount) <= 100 else 0.0
+
+
+def _read_extras(text: str) -> Iterator[Extra]:
+    """Yield the lines of the text that name a tax, charge or discount, with the number at their end."""
+    for line in text.splitlines():
+        words = {word.lower() for word in WORDS.findall(line)}
+        if words & (ADDED | DEDUCTED) and (found := max(find_numbers(line), key=_place, default=None)):
+            amount = abs(found.readings[0]) * (-1 if words & DEDUCTED else 1)
+            yield " ".join(line.split())[:60], amount, amount if abs(amount) < 1 else 0.0
+
+
+def _place(number: Number) -> tuple[int, int]:
+    return number.end, -number.start
 
 
 def _sum_extras(lines: Sequence[Any]) -> Iterator[Extra]:

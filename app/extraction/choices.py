@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ class Choice:
     forbidden: tuple[Weighed, ...]  # likely, but not allowed by the schema
 
 
-def find_choices(result: ExtractionResult, engine: Engine) -> dict[str, Choice]:
+def find_choices(result: ExtractionResult, engine: Engine, source: str) -> dict[str, Choice]:
     """Return the closest choice of each value by pointer; values that the schema alone decided are left out."""
     completion = result.output.outputs[0] if result.output else None
     if completion is None or not completion.logprobs or engine.tokenizer is None:
@@ -49,7 +50,7 @@ def find_choices(result: ExtractionResult, engine: Engine) -> dict[str, Choice]:
         known = [str(value) for place in places for value in place.get("enum", ())]
         whole = completion.text[leaf.start : leaf.end].strip('"')
         forbidden = [(each["text"].strip() or "a space", each["p"]) for each in others if each["pm"] == 0]
-        best = tuple((_complete(text, known), share) for text, share in reversed(rivals.items()))
+        best = tuple((_complete(text, known, source), share) for text, share in reversed(rivals.items()))
         found[leaf.pointer] = Choice((whole, taken[1]), best[:NUM_SHOWN], tuple(forbidden[:NUM_SHOWN]))
     return found
 
@@ -62,10 +63,14 @@ def _weigh(before: str, token: dict[str, Any]) -> Weighed:
     return whole.strip('"').rstrip(",\n") + ("" if is_end else "…"), token["p"]
 
 
-def _complete(text: str, known: Sequence[str]) -> str:
-    """Return the one value of the schema that begins so; else the beginning."""
-    fitting = [value for value in known if text.endswith("…") and value.startswith(text[:-1])]
-    return fitting[0] if len(fitting) == 1 else text
+def _complete(text: str, known: Sequence[str], source: str) -> str:
+    """Return the one value of the schema that begins so, or up to the end of the word that the source has there."""
+    start = text.removesuffix("…")
+    if start == text:
+        return text
+    fitting = [value for value in known if value.startswith(start)]
+    words = {*re.findall(rf"(?<!\w){re.escape(start)}\w*", source)} if start.strip() else ()
+    return fitting[0] if len(fitting) == 1 else f"{min(words)}…" if len(words) == 1 else text
 
 
 def describe_position(position: TokenLogprobs) -> dict[str, Any]:

@@ -115,7 +115,7 @@ async def extract_long(
                 yield PartsDone(len(results), len(parts))
         ordered = [results[index] for index in range(len(parts))]
         usages += [result.usage for result in ordered]
-        merged = await asyncio.to_thread(merge, schema, parts, ordered)
+        merged = await asyncio.to_thread(merge, schema, parts, ordered, text)
         num_cut = _num_cut(extractor, ordered) if room < extractor.max_tokens else 0
     yield replace(merged, usage=Usage.sum(usages))
 

@@ -236,7 +236,7 @@ class Extractor:
         record = record if record is not None else seen.value
         confidence = self._confidence(completion, seen.leaves)
         evidence = find_evidence(seen.leaves, text)
-        checks, sure_from = run_checks(schema, record), self.sure_from
+        checks, sure_from = run_checks(schema, record, text), self.sure_from
         return ExtractionResult(
             source=source, record=record, raw=completion.text, valid=not errors, errors=errors,
             finish_reason=reason, confidence=confidence, evidence=evidence, leaves=tuple(seen.leaves),
@@ -301,7 +301,7 @@ def make_again(schema: Schema, text: str, result: ExtractionResult, record: Any)
     """Return the result with another record, validated, with its evidence and its flags."""
     raw = json.dumps(record, indent=2, ensure_ascii=False)
     leaves = scan(raw + "\n").leaves
-    errors, checks = list_violations(schema, record), run_checks(schema, record)
+    errors, checks = list_violations(schema, record), run_checks(schema, record, text)
     evidence = find_evidence(leaves, text)
     return replace(
         result, record=record, raw=raw, valid=not errors, errors=errors, evidence=evidence,

@@ -28,7 +28,7 @@ class Part:
     end: int
 
 
-def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult]) -> ExtractionResult:
+def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult], text: str = "") -> ExtractionResult:
     """One result of the parts' results: lists joined, single values taken where they are surest."""
     if len(results) == 1:
         return results[0]
@@ -43,7 +43,7 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult]) ->
     errors = errors or list_violations(schema, record)
     raw = json.dumps(record, indent=2, ensure_ascii=False)
     added = [bound for result in results for bound in result.bounds.added]
-    leaves, checks = scan(raw).leaves, run_checks(schema, record)
+    leaves, checks = scan(raw).leaves, run_checks(schema, record, text)
     reasons = [result.finish_reason for result in results if result.finish_reason != "stop"]
     note = f"read in {len(parts)} overlapping parts; single values come from the part that was surest of them"
     return replace(

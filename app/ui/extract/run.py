@@ -130,7 +130,7 @@ class ExtractRun:
         self, result: ExtractionResult, text: str, checked: CheckedSchema, opened: Opened | None
     ) -> Shown:
         notes = opened.source.notes if opened is not None else ()
-        choices = find_choices(result, self.engine)
+        choices = find_choices(result, self.engine, text)
         return Shown(replace(result, notes=(*notes, *result.notes)), text, checked.schema, opened, choices)
 
     async def _recall(self, shown: Shown, owner: str) -> Shown:

@@ -61,6 +61,19 @@ def test_names_suggest_checks_where_the_schema_has_none(record: Any, messages: l
     assert run_checks({"x-checks": []}, record) == ()
 
 
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("Net 20.00\nVAT 25 %   5.00\nTotal 25.00", True), ("Net 20.00\nTotal 25.00\nShips 5.00", False),
+        ("plus VAT at 25%", True), ("VAT 19 %  3.80\nshipping: EUR 1.20", True), ("VAT 19 %  3.80", False),
+        ("discount 5.00", False),
+    ],
+)
+def test_a_tax_that_only_the_text_names_explains_a_total(text: str, holds: bool) -> None:
+    (check,) = run_checks({}, {"total": 25, "lines": LINES}, text)
+    assert check.holds == holds
+
+
 @pytest.mark.parametrize("wrong", [5, [5], [{"sum": ["/a"]}], [{"order": "/a"}], [{"order": ["a"]}], [{"x": ["/a"]}]])
 def test_malformed_checks_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidGrammar, match="x-checks"):

@@ -16,7 +16,7 @@ def make_position(*weighed: tuple[str, float]) -> TokenLogprobs:
     return TokenLogprobs(top[0], top)
 
 
-def test_alternatives_are_shown_in_full_where_the_schema_knows_them() -> None:
+def test_alternatives_are_shown_in_full_where_schema_or_source_know_them() -> None:
     positions = [
         make_position(('{"currency": "', 0.999)), make_position(("US", 0.8), ("E", 0.1), ("C", 0.05)),
         make_position(("D", 0.99)), make_position(('", "total": ', 0.999)), make_position(("3", 0.9), ("1", 0.1)),
@@ -30,6 +30,6 @@ def test_alternatives_are_shown_in_full_where_the_schema_knows_them() -> None:
     result: Any = SimpleNamespace(
         output=SimpleNamespace(outputs=[completion]), leaves=scan(text + " ").leaves, bounds=BoundedSchema(schema)
     )
-    found = find_choices(result, engine)
-    assert found["/currency"] == Choice(("USD", 0.8), (("EUR", 0.1), ("C…", 0.05)), ())
+    found = find_choices(result, engine, "12 for 120 USD, Caen, the total being 349")
+    assert found["/currency"] == Choice(("USD", 0.8), (("EUR", 0.1), ("Caen…", 0.05)), ())
     assert found["/total"] == Choice(("349", 0.9), (("1…", 0.1),), ())
