@@ -32,18 +32,23 @@ class Usage:
         grown_bytes: memory that masks have added to the program, estimated by their processor time.
         longest_s: processor time of the longest mask since this was last set to 0.
         num_apart: so many masks more are filled apart from those of other programs, since they may be slow.
+        num_quick: the number of masks since the last one that took more than QUICK_S.
     """
 
     grown_bytes: int = 0
     longest_s: float = 0.0
     num_apart: int = 0
+    num_quick: int = 0
 
     def note_mask(self, time_s: float) -> None:
         """Count a mask by its processor time."""
         self.grown_bytes += int(time_s * BYTES_PER_S)
         self.longest_s = max(self.longest_s, time_s)
+        self.num_quick = self.num_quick + 1 if time_s <= QUICK_S else 0
 
 
+# A program is quick after NUM_QUICK masks in a row of at most QUICK_S of processor time.
+QUICK_S, NUM_QUICK = 0.0005, 64
 # Masks that took less time by the wall clock count with that: reading a thread's processor time may take 30 us.
 SHORT_S = 0.0005
 
@@ -69,7 +74,6 @@ class Matcher(ABC):
 
     Attributes:
         num_text_tokens: accepted tokens, EOS not counted.
-        has_ended: EOS was accepted.
         error: why the engine gave up (a resource limit), or None. From then on the mask is all zeros.
         usage: shared by the matchers of one program.
     """
@@ -83,7 +87,12 @@ class Matcher(ABC):
         self.vocabulary = vocabulary
         self.usage = Usage() if usage is None else usage
         self.num_text_tokens = 0
-        self.has_ended = False
+        self.num_ends = 0  # accepted EOS: with `ignore_eos` there may be several
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether EOS was accepted."""
+        return self.num_ends > 0
 
     @abstractmethod
     def _take(self, token_id: int) -> bool:
@@ -127,14 +136,23 @@ class Matcher(ABC):
 
     def accept_token(self, token_id: int) -> bool:
         """Advance by one token; False, with nothing changed, when it is not allowed here."""
+        if token_id in self.vocabulary.eos_set:
+            can_end = self.has_ended or (self.error is None and self.is_completed())
+            self.num_ends += can_end
+            return can_end
         if self.has_ended or not 0 <= token_id < self.vocabulary.size:
             return False
-        if token_id in self.vocabulary.eos_token_ids:
-            self.has_ended = self.error is None and self.is_completed()
-            return self.has_ended
         is_taken = self._take(token_id)
         self.num_text_tokens += is_taken
         return is_taken
+
+    def is_quick(self) -> bool:
+        """Return whether `accept_drawn` knows most tokens, and the program's masks have been quick of late."""
+        return False
+
+    def accept_drawn(self, token_id: int, best_id: int) -> bool:
+        """Advance by a token if the mask surely allows it and another one; False, and nothing changed, otherwise."""
+        return False
 
     def accept_allowed(self, token_id: int) -> bool:
         """Advance by a token that the last mask allows; where the engine can, other threads run Python meanwhile."""
@@ -146,14 +164,15 @@ class Matcher(ABC):
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last `num_tokens` accepted tokens, EOS included."""
-        num_text = num_tokens - (self.has_ended and num_tokens > 0)
+        num_ends = max(0, min(num_tokens, self.num_ends))
+        num_text = num_tokens - num_ends
         if not 0 <= num_text <= self.num_text_tokens:
-            num_accepted = self.num_text_tokens + self.has_ended
+            num_accepted = self.num_text_tokens + self.num_ends
             raise ValueError(f"cannot roll back {num_tokens} tokens of {num_accepted}")
         if num_text:
             self._take_back(num_text)
             self.num_text_tokens -= num_text
-        self.has_ended = self.has_ended and num_tokens == 0
+        self.num_ends -= num_ends
 
     def renew(self) -> bool:
         """Go on with a new lexer or higher limits after a limit was met, at the same place; False if nothing helps.
@@ -232,8 +251,9 @@ class StoppableMatcher(OuterMatcher):
     def accept_token(self, token_id: int) -> bool:
         if token_id not in self._stop_ids or self.has_ended:
             return super().accept_token(token_id)
-        self.has_ended = self.error is None and self.is_completed()
-        return self.has_ended
+        can_end = self.error is None and self.is_completed()
+        self.num_ends += can_end
+        return can_end
 
     def write_row(self, words: np.ndarray) -> None:
         if self.error is None and self.is_completed():

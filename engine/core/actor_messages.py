@@ -216,5 +216,5 @@ SchedulerInbox = (
     | BlocksAnswer
     | StepDone
 )
-ExecutorInbox = StepPlan | StepMasks | Sleep
+ExecutorInbox = StepPlan | StepMasks | DropMatchers | Sleep
 GrammarInbox = FillMasks | FindDrafts | DropMatchers
