@@ -178,15 +178,18 @@ class BatchTab:
     async def _keep(self, column: str | None, schema: str, request: gr.Request) -> str:
         """Keep the open files and what was chosen for them; returns the id by which a later page finds them."""
         batch_id = secrets.token_urlsafe(16)
-        paths = self.tables.paths.get(str(request.session_hash), [])
+        opened = self._describe_choice(str(request.session_hash), column, schema)
 
         def put(db: Connection, owner: str) -> None:
-            objects.put(db, owner, "opened", batch_id, {"paths": paths, "column": column, "schema": schema})
+            objects.put(db, owner, "opened", batch_id, opened)
             objects.keep_latest(db, owner, "opened", MAX_OPENED, MAX_OPENED_BYTES)
 
         with suppress(StoreError):  # a reload then opens no file
             await self.store.run(put, find_owner(request))
         return batch_id
+
+    def _describe_choice(self, session: str, column: str | None, schema: str) -> dict[str, Any]:
+        return {"paths": self.tables.paths.get(session, []), "column": column, "schema": schema}
 
     async def open_folder(self, paths: Sequence[str] | None, schema: str, request: gr.Request) -> Update:
         """Open a folder, with those of its files that are supported."""
@@ -213,8 +216,7 @@ class BatchTab:
             return gr.skip() if run is None else render_records(run)
         if run is None:
             return render_preview(table, column, await self._keep(column, schema, request))
-        opened = {"paths": self.tables.paths.get(session, []), "column": column, "schema": schema}
-        await self.store.run(jobs.keep_opened, run.job.number, opened)
+        await self.store.run(jobs.keep_opened, run.job.number, self._describe_choice(session, column, schema))
         return render_preview(table, column, run.job.id) + render_records(run)
 
     async def _is_schema_of(self, run: BatchRun, name: str, code: str) -> bool:
@@ -335,7 +337,7 @@ class BatchTab:
         await self._leave_run(session)
         model = self.context.check_model(None)
         asked = {"schema": found, "model": model, "cache_salt": f"session-{session}"}
-        opened = {"paths": self.tables.paths.get(session, []), "column": column, "schema": name}
+        opened = self._describe_choice(session, column, name)
         body = {"model": model, "request": asked, "is_weighed": True, "opened": opened, "column": column}
         try:
             job = await add_job(self.context, owner, "extract", body, (_dump(row, column) for row in rows))

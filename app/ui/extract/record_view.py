@@ -232,15 +232,12 @@ def _render_review(shown: Shown) -> str:
     changes = shown.changes.values()
     num_same = sum(change.kind == "same" for change in changes)
     against = f'<span class="against">{num_same} of {len(changes)} fields as approved before</span>' if changes else ""
-    failed = "".join(
-        f'<div class="note">{html.escape(check.message)}</div>' for check in shown.result.checks if not check.holds
-    )
     disabled = " disabled" if shown.is_approved else ""
     return (
         f'<div class="review"><button type="button" data-act="next" data-key="next" title="{HELP}"'
         f'{"" if shown.to_check else " disabled"}>{text}</button>'
         f'<button type="button" class="approve" data-act="approve" data-key="approve"{disabled}>'
-        f"{'Approved' if disabled else 'Approve'}<span>{unseen}</span></button>{against}</div>{failed}"
+        f"{'Approved' if disabled else 'Approve'}<span>{unseen}</span></button>{against}</div>"
     )
 
 
@@ -273,7 +270,8 @@ def render_why(shown: Shown, pointer: str) -> str:
     if leaf is None:
         return ""
     evidence = shown.result.evidence.get(pointer)
-    facts = [("Check", html.escape("; ".join(shown.reasons[pointer])))] if pointer in shown.reasons else []
+    told = shown.reasons.get(pointer, ())
+    facts = [("Check", html.escape("; ".join(told)))] if told else []
     if evidence is not None:
         quote = f"“{html.escape(evidence.quote[:160])}”"
         where = {"exact": quote, "normalised": f"{quote}, written differently"}.get(evidence.match, "not found")
@@ -287,7 +285,7 @@ def render_why(shown: Shown, pointer: str) -> str:
             facts.append(("The schema forbade", " · ".join(map(_render_weighed, choice.forbidden))))
     elif pointer in shown.origin and shown.drafted.output is not None:
         facts.append(("The model", "had no choice: the schema allows nothing else here"))
-    checks = [check for check in shown.result.checks if pointer in check.pointers]
+    checks = [each for each in shown.result.checks if pointer in each.pointers and each.message not in told]
     facts += [("Adds up" if check.holds else "Does not add up", html.escape(check.message)) for check in checks]
     rows = "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in facts)
     return f'<div class="why"><h2>Why <b>{show_path(leaf.path) or "this value"}</b>?</h2><dl>{rows}</dl></div>'
