@@ -45,7 +45,7 @@ class ResultMemory:
             except ValueError:
                 continue  # another thread has taken it
             return block
-        return mmap.mmap(-1, num_bytes)
+        return mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def _give_back(self, block: mmap.mmap) -> None:
         # This may run within any allocation of Python, so it takes no lock.
