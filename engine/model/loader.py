@@ -137,7 +137,10 @@ def _load_decoder(
             _load_tensors(model.weight_targets(), model.ops, tensors, path_or_name, loading)
         model.weights_hash = source.hash_weights()
     else:
-        _load_checkpoint(model, folder, files, loading)
+        tied = _load_files(model.weight_targets(), model.ops, folder, config.weight_format, loading)
+        if tied:
+            _check_tied(files, tied, folder)
+        model.weights_hash = hash_weights(files)
     if is_moved:
         model.pack(loading.quantization)
         model.move(device)
@@ -145,12 +148,6 @@ def _load_decoder(
         model.pack(loading.quantization)
         cache.store(key, model)
     return model
-
-
-def _read_files(
-    files: list[Path], weight_format: WeightFormat | None, hold: Callable[[Tensor], None]
-) -> Iterator[tuple[str, Tensor | EncodedTensor]]:
-    yield from read_tensors(files, hold=hold) if weight_format is None else read_encoded(files, weight_format, hold)
 
 
 def load_part(
@@ -161,20 +158,21 @@ def load_part(
     if is_gguf(path_or_name):
         raise ConfigError(f"{path_or_name}: layers that predict several tokens are not read from GGUF files")
     keeps_codes = weight_format is not None and ops.takes_grouped and quantization in (None, "int4")
-    folder = resolve_weights(path_or_name)
+    _load_files(
+        wanted, ops, resolve_weights(path_or_name), weight_format,
+        Loading(quantization, keeps_codes, keeps_tensors=False),
+    )
+
+
+def _load_files(
+    wanted: WeightTargets, ops: Ops, folder: Path, weight_format: WeightFormat | None, loading: Loading
+) -> dict[str, str]:
+    """Load tensors of safetensors files; as `_load_tensors`."""
     files = weight_files(folder)
     with release_pages(files) as hold:
-        tensors = _read_files(files, weight_format, hold)
-        _load_tensors(wanted, ops, tensors, folder, Loading(quantization, keeps_codes, keeps_tensors=False))
-
-
-def _load_checkpoint(model: Model, folder: Path, files: list[Path], loading: Loading) -> None:
-    with release_pages(files) as hold:
-        tensors = _read_files(files, model.config.weight_format, hold)
-        tied = _load_tensors(model.weight_targets(), model.ops, tensors, folder, loading)
-    if tied:
-        _check_tied(files, tied, folder)
-    model.weights_hash = hash_weights(files)
+        if weight_format is None:
+            return _load_tensors(wanted, ops, read_tensors(files, hold=hold), folder, loading)
+        return _load_tensors(wanted, ops, read_encoded(files, weight_format, hold), folder, loading)
 
 
 def _load_tensors(

@@ -13,7 +13,6 @@ from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.attn_metadata import AttnMetadata, StepImages
 from engine.model.config import ModelConfig
 from engine.model.linear import Linear
-from engine.model.weight_targets import WeightTargets
 from kernels import Ops
 from kernels.ops import KVCache, Quantization
 
@@ -54,8 +53,6 @@ class Model(Protocol):
     def kv_specs(self) -> tuple[KVCacheSpec, ...]: ...
 
     def state_specs(self) -> tuple[StateCacheSpec, ...]: ...
-
-    def weight_targets(self) -> WeightTargets: ...
 
     def pack(self, quantization: Quantization | None = None) -> None: ...
 

@@ -111,11 +111,6 @@ def add_prefix(prefix: str, targets: Targets) -> Targets:
     return {f"{prefix}.{name}": target for name, target in targets.items()}
 
 
-def list_parameters(module: nn.Module) -> WeightTargets:
-    """Return the parameters of a module under their own names."""
-    return WeightTargets({name: WeightTarget(each.data) for name, each in module.named_parameters()}, {}, ())
-
-
 def check_names(source: object, missing: Collection[str], unexpected: Collection[str]) -> None:
     """Raise ConfigError if a checkpoint lacks tensors that its config asks for, or has others."""
     if missing or unexpected:

@@ -14,7 +14,6 @@ from engine.kv_cache_spec import StateCacheSpec
 from engine.model.adapters import MatrixPart, StepAdapters
 from engine.model.linear import Linear
 from engine.model.moe import Experts, repack_modules
-from engine.model.weight_targets import WeightTargets, list_parameters
 from kernels import Ops
 from kernels.ops import Quantization
 from kernels.torch import make_ops
@@ -65,10 +64,6 @@ class ForeignModel(nn.Module):
     def state_specs(self) -> tuple[StateCacheSpec, ...]:
         """Return nothing: models with states are refused."""
         return ()
-
-    def weight_targets(self) -> WeightTargets:
-        """Return the parameters; transformers fills them, because checkpoints may name parts of them."""
-        return list_parameters(self.source)
 
     def pack(self, quantization: Quantization | None = None) -> None:
         """Convert the loaded matrices to the layout of the ops. Call once, after loading."""
