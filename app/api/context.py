@@ -26,7 +26,7 @@ from app.template_facts import TemplateFacts, read_template
 from engine import Embedder, Engine, LoRARequest, ModelReport, read_sampling_defaults
 
 ASLEEP = ("falling_asleep", "sleeping", "waking_up")
-MAX_BYTES_ON_LOOP = 2**18  # larger bodies are parsed in a thread
+MAX_BYTES_ON_LOOP = 2**14  # larger bodies are parsed in a thread: 50 kB with 64 tools take 3 ms
 ADVICE = {
     "falling_asleep": "it finishes the requests it has and takes no new ones",
     "sleeping": "its administrator can wake it up",
