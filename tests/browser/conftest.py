@@ -90,7 +90,8 @@ def run_server(module: str = "app", *arguments: str, port: int = 0) -> Iterator[
 @pytest.fixture(scope="package")
 def desk(chromium: Any) -> Iterator[Any]:
     """One context for all desktop pages: they share the browser's cache, which saves seconds a test."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    # Narrower than the width from which the list of chats is open.
+    context = chromium.new_context(viewport={"width": 1200, "height": 800}, reduced_motion="reduce")
     yield context
     context.close()
 

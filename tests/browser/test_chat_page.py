@@ -59,7 +59,7 @@ def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
     # What is entered meanwhile is sent when the answer has ended.
     lasting.composer.fill("And then?")
     lasting.composer.press("Enter")
-    lasting.page.locator("#composer.waiting").wait_for()
+    lasting.page.locator(".outbox", has_text="And then?").wait_for()
     assert lasting.num_running() == 1
     lasting.press_stop()
     # Ended by the button, not by the token limit: the engine counts how requests end.
@@ -77,6 +77,42 @@ def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
     lasting.page.keyboard.press("Escape")
     lasting.wait_for(lambda: lasting.num_running() == 0)
     assert lasting.num_aborted() == num_aborted + 2
+
+
+def test_messages_entered_in_one_breath_are_sent_once_and_in_order(lasting: Site) -> None:
+    lasting.limit_answers(3)
+    texts = [f"Message {number}." for number in range(4)]
+    lasting.composer.focus()
+    for text in texts:
+        lasting.page.keyboard.insert_text(text)
+        lasting.page.keyboard.press("Enter")
+    lasting.page.keyboard.insert_text("A draft")
+    rows = lasting.page.locator("#chatbot .user-row")
+    lasting.wait_for(lambda: rows.count() == 4)
+    assert rows.all_inner_texts() == texts
+    assert lasting.composer.input_value() == "A draft"
+    lasting.limit_answers(2000)
+    lasting.composer.press("Enter")
+    lasting.wait_for(lambda: lasting.num_running() == 1)
+    # A message that waits can be taken back, before what was typed since.
+    lasting.ask("Wait")
+    lasting.composer.fill("typed")
+    lasting.page.get_by_role("button", name="Take back Wait").click()
+    lasting.wait_for(lambda: lasting.composer.input_value() == "Wait\ntyped")
+    # One that waits in a chat is not sent in another one; a reload keeps its text.
+    lasting.composer.fill("")
+    lasting.ask("Later")
+    lasting.toggle("Chats")
+    lasting.page.get_by_role("button", name="New chat").click()
+    lasting.page.locator("#chatbot .example").first.wait_for()
+    assert lasting.page.locator(".outbox li").count() == 0
+    lasting.page.locator("#chat-list").get_by_role("button", name="Message 0.").first.click()
+    lasting.page.locator(".outbox li", has_text="Later").wait_for()
+    lasting.reload()
+    lasting.wait_for(lambda: lasting.composer.input_value() == "Later")
+    lasting.complaints.clear()  # Gradio's about the stream that the reload cut
+    lasting.press_stop()
+    lasting.wait_for(lambda: lasting.num_running() == 0)
 
 
 def test_retry_undo_edit_and_versions_leave_an_answer_that_is_being_written(lasting: Site) -> None:

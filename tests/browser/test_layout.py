@@ -49,6 +49,22 @@ def test_the_buttons_of_the_panels_cover_nothing_and_work_on_a_phone(phone: Site
     phone.figures.wait_for()
 
 
+def test_the_list_of_chats_is_open_on_a_wide_screen_until_it_is_closed(chromium: Any, base_url: str) -> None:
+    context = chromium.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    site = Site(context.new_page(), base_url)
+    site.open()
+    site.page.get_by_role("button", name="New chat").wait_for()
+    assert site.find_overflow() == []
+    chats = site.page.get_by_role("button", name="Chats", exact=True)
+    site.wait_for(lambda: chats.get_attribute("aria-expanded") == "true")
+    site.toggle("Chats")
+    site.reload()
+    site.composer.wait_for()
+    site.page.wait_for_timeout(3500)  # longer than the page tries to open it
+    assert chats.get_attribute("aria-expanded") == "false"
+    context.close()
+
+
 def test_the_chat_fills_the_window_and_the_strip_is_live(site: Site) -> None:
     box, strip = site.page.locator("#composer").bounding_box(), site.page.locator(".strip")
     assert 740 < box["y"] + box["height"] <= 800

@@ -45,3 +45,11 @@ def build_branches() -> gr.HTML:
         [], html_template='<div class="branches"></div>', apply_default_css=False,
         js_on_load=read_script("make") + read_script("branches"), elem_id="branches",
     )
+
+
+def build_outbox() -> gr.HTML:
+    """Build the list of the messages that were entered and wait for the end of an answer."""
+    return gr.HTML(
+        {}, html_template='<ul class="outbox"></ul>', apply_default_css=False, elem_id="outbox",
+        js_on_load=read_script("kept") + read_script("make") + read_script("outbox"),
+    )

@@ -251,7 +251,7 @@ class ChatRun:
         asked = [*join(path), *question]
         self.answers.begin(answer, self._generate(answer, asked, settings, str(request.session_hash)))
         turn = Turn(asked, num_shown, {"id": chat_id, "leaf": answer.answer_id}, answer)
-        busy = gr.update(value=None, submit_btn=False, stop_btn=True)
+        busy = gr.update(submit_btn=False, stop_btn=True)
         listed = describe_chats(await self.store.run(chats.list_chats, owner), turn.thread)
         return gr.skip(), busy, turn.growing, turn.thread, turn, listed
 

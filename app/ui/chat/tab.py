@@ -20,6 +20,7 @@ from app.ui.chat.history import (
     Thread,
     build_branches,
     build_list,
+    build_outbox,
     describe_chats,
     describe_tokens,
     report_problem,
@@ -48,6 +49,8 @@ WAIT_UNTIL_OPEN = """async (...inputs) => {
 while (!globalThis.isChatOpen) await new Promise((resume) => setTimeout(resume, 20));
 return inputs;
 }"""
+# The message that was entered first, in place of the text box, where the next one is typed.
+READ_ENTERED = "(typed, ...inputs) => [outbox.read(), ...inputs]"
 # Gradio shows a file as an icon: its name goes beside it.
 NAME_FILES = """({ files = [] } = {}) => setTimeout(() => {
 for (const [at, chip] of document.querySelectorAll("#composer .thumbnail-item").entries()) {
@@ -100,6 +103,7 @@ class ChatTab(ChatRun):
                 "", elem_id="grammar-chip", apply_default_css=False,
                 js_on_load='element.onclick = (event) => { if (event.target.closest("button")) trigger("off"); };',
             )
+            self.outbox = build_outbox()
             self.textbox = gr.MultimodalTextbox(
                 label="Message", show_label=False, container=False, placeholder=PLACEHOLDER, lines=1, max_lines=8,
                 autofocus=True, elem_id="composer", submit_btn=True, stop_btn=False, sources=["upload"],
@@ -152,6 +156,14 @@ class ChatTab(ChatRun):
             {"ids": []}, apply_default_css=False, elem_id="inside", html_template=INSIDE,
             js_on_load=read_script("make") + read_script("inside"),
         )
+
+    async def send_entered(
+        self, typed: Mapping[str, Any], data: gr.EventData, request: gr.Request, *rest: Any
+    ) -> tuple[Any, ...]:
+        """Begin a turn, and tell the outbox whether it has begun; "busy" if another turn runs."""
+        begun = await self.send(typed, request, *rest)
+        state = "begun" if isinstance(begun[4], Turn) else "busy" if is_running(rest[1]) else "refused"
+        return *begun, {"id": data._data["id"], "state": state}
 
     async def end(self, turn: Turn | None, request: gr.Request) -> tuple[Any, ...]:
         """Add the turn to the history; returns also thread, branches and chats."""
@@ -331,8 +343,15 @@ class ChatTab(ChatRun):
         chatbot, textbox, turn = self.chatbot, self.textbox, self.turn
         begun = [chatbot, textbox, self.growing, self.thread, turn, self.chats]
         asked = [self.thread, turn, *self.settings]
+        sent = self.outbox.send(
+            self.send_entered, [textbox, *asked], [*begun, self.outbox], js=READ_ENTERED, trigger_mode="multiple",
+            **AT_ONCE,
+        )
+        sent.then(None, js="() => outbox.end()", **AT_ONCE)
+        self.outbox.take_files(None, textbox, textbox, js="(typed) => outbox.takeFiles(typed)", **AT_ONCE)
+        self.outbox.give_back(None, textbox, textbox, js="(typed) => outbox.giveBack(typed)", **AT_ONCE)
         for begin in (
-            textbox.submit(self.send, [textbox, *asked], begun, js=WAIT_UNTIL_OPEN, **AT_ONCE),
+            sent,
             chatbot.example_select(self.send_example, asked, begun, js=WAIT_UNTIL_OPEN, **AT_ONCE),
             chatbot.retry(self.retry, asked, begun, **AT_ONCE),
             chatbot.edit(self.edit, [chatbot, *asked], begun, **AT_ONCE),

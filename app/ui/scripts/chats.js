@@ -4,6 +4,22 @@ let wanted = "", store = { chats: [], current: null, leaf: null };
 
 // On a narrow screen the list covers the chat.
 const close = () => { if (matchMedia("(max-width: 768px)").matches) document.querySelector("#chats.open .toggle-button")?.click(); };
+// On a wide one there is room for both, unless the list was closed.
+const CLOSED = "troupe-chats-closed", NUM_TRIES = 20, TRY_MS = 150;
+const openIfWide = (number = 0) => {
+  const side = document.querySelector("#chats"), button = side?.querySelector(".toggle-button");
+  const isWide = matchMedia("(min-width: 1280px)").matches;
+  let isClosed = false;
+  try { isClosed = localStorage.getItem(CLOSED) !== null; } catch { /* forbidden */ }
+  // Gradio ignores, or undoes, a click that comes before its page is complete.
+  if (isWide && !isClosed && button && !side.classList.contains("open")) button.click();
+  if (number < NUM_TRIES && !isClosed) setTimeout(openIfWide, TRY_MS, number + 1);
+};
+document.addEventListener("click", ({ isTrusted, target }) => {
+  if (!isTrusted || innerWidth < 1280 || !target.closest?.("#chats .toggle-button")) return;
+  try { if (document.querySelector("#chats.open")) localStorage.setItem(CLOSED, "yes"); else localStorage.removeItem(CLOSED); } catch { /* forbidden */ }
+}, true);
+openIfWide();
 const day = (seconds) => seconds ? new Date(seconds * 1000).toLocaleDateString(undefined, { day: "numeric", month: "short" }) : "";
 
 const save = (text) => {

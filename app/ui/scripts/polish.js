@@ -27,7 +27,6 @@ const name = () => {
   const talk = document.querySelector("#talk");
   if (talk && !talk.dataset.pinned) { talk.dataset.pinned = "yes"; pin(talk); linkImages(talk); }
   restoreDrafts();
-  sendWaiting();
   openLink();
   for (const box of document.querySelectorAll(".cm-scroller, #talk, #talk pre")) if (box.tabIndex !== 0) box.tabIndex = 0;
 };
@@ -51,11 +50,7 @@ const pin = (talk) => {
   talk.addEventListener("scroll", () => { down.hidden = isPinned; }, { passive: true });
   const observer = new ResizeObserver(follow);
   for (const box of [talk, talk.firstElementChild]) if (box) observer.observe(box);
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || !event.target.closest?.("#composer")) return;
-    isPinned = true;
-    follow();
-  });
+  document.addEventListener("entered", () => { isPinned = true; follow(); });
 };
 // Escape stops an answer; Control or Command and Enter sends from anywhere, and extracts in its tab.
 const isVisible = (node) => node && node.offsetParent !== null && !node.disabled;
@@ -68,22 +63,6 @@ document.addEventListener("keydown", (event) => {
     if (go) { event.preventDefault(); go.click(); }
   }
 });
-// What is entered while an answer is written is sent when the answer has ended.
-let isWaiting = false;
-document.addEventListener("keydown", ({ key, shiftKey, isComposing, target }) => {
-  if (key !== "Enter" || shiftKey || isComposing || !target.matches?.("#composer textarea")) return;
-  isWaiting = isVisible(document.querySelector("#composer .stop-button")) && target.value.trim() !== "";
-  sendWaiting();
-});
-const sendWaiting = () => {
-  const composer = document.querySelector("#composer"), send = composer?.querySelector(".submit-button");
-  if (isWaiting && !composer.querySelector("textarea").value.trim()) isWaiting = false;
-  composer?.classList.toggle("waiting", isWaiting);
-  if (!isWaiting || !isVisible(send)) return;
-  isWaiting = false;
-  composer.classList.remove("waiting");
-  send.click();
-};
 // Arrow keys move between tabs.
 document.addEventListener("keydown", (event) => {
   const list = event.target.role === "tab" && !("index" in event.target.dataset) && event.target.closest('[role="tablist"]');
@@ -174,7 +153,9 @@ const refreshStrip = async () => {
 const DRAFTS = ["#composer textarea", "#source textarea"];
 const keepDrafts = () => {
   for (const selector of DRAFTS) {
-    try { sessionStorage.setItem(`troupe-draft ${selector}`, document.querySelector(selector)?.value || ""); } catch { /* forbidden, or too long */ }
+    const unsent = selector === DRAFTS[0] ? globalThis.outbox?.unsent ?? [] : [];
+    const draft = [...unsent, document.querySelector(selector)?.value].filter(Boolean).join("\n");
+    try { sessionStorage.setItem(`troupe-draft ${selector}`, draft); } catch { /* forbidden, or too long */ }
   }
 };
 const restoreDrafts = () => {

@@ -1,0 +1,85 @@
+// Messages that were entered and not yet sent: one at a time, in order, each in its own chat. The text box is emptied when
+// a message is entered, so what is typed next belongs to the next one. `props.value` is the server's reply to the last.
+const BOX = "#composer textarea", PATIENCE_MS = 200;
+const find = (selector) => document.querySelector(selector);
+const type = (text) => {
+  const box = find(BOX);
+  box.value = text;
+  box.dispatchEvent(new Event("input", { bubbles: true }));
+};
+const waiting = []; // {id, chat, text, files}
+let number = 0, drawn = "", sent = null; // the id that is on its way
+const isHere = ({ chat }) => (chat ?? readCurrent()) === readCurrent();
+const list = element.querySelector(".outbox");
+const draw = () => {
+  const shown = waiting.filter((message) => isHere(message) && message.id !== sent), ids = shown.map(({ id }) => id).join();
+  if (ids === drawn) return; // a button that has the focus keeps it
+  drawn = ids;
+  list.replaceChildren(...shown.map((message) => make("li", {},
+    make("span", { title: message.text }, message.text || "Files"), make("small", {}, "is sent after this answer"),
+    make("button", { type: "button", "aria-label": `Take back ${message.text}`, title: "Take back", onclick: () => takeBack(message) }, "×"))));
+};
+const takeBack = (message) => {
+  waiting.splice(waiting.indexOf(message), 1);
+  outbox.returned.push(message);
+  trigger("give_back");
+  draw();
+};
+const enter = (event) => {
+  const box = find(BOX), text = box.value.trim(), hasFiles = find("#composer .thumbnail-item") !== null;
+  event.preventDefault();
+  event.stopImmediatePropagation();
+  if (!text && !hasFiles) return;
+  const message = { id: ++number, chat: globalThis.isChatOpen ? readCurrent() : null, text, files: hasFiles ? null : [] };
+  waiting.push(message);
+  type("");
+  if (hasFiles) trigger("take_files");
+  document.dispatchEvent(new Event("entered"));
+  pump();
+};
+const pump = () => {
+  draw();
+  if (sent !== null || !globalThis.isChatOpen || !find("#composer .submit-button")) return;
+  const message = waiting.find(isHere);
+  if (!message?.files) return;
+  sent = message.id;
+  draw();
+  trigger("send", { id: sent });
+};
+globalThis.outbox = {
+  returned: [],
+  takeFiles: ({ text, files }) => {
+    const message = waiting.findLast((each) => each.files === null);
+    if (message) message.files = files;
+    pump();
+    return { text, files: [] };
+  },
+  // A message that was taken back, or refused, stands in the text box again, before what was typed since.
+  giveBack({ text, files }) {
+    const back = this.returned.splice(0);
+    return { text: [...back.map((each) => each.text), text].filter(Boolean).join("\n"), files: [...back.flatMap((each) => each.files), ...files] };
+  },
+  read: () => { const { text, files } = waiting.find(({ id }) => id === sent); return { text, files }; },
+  end() { // without a reply: the server could not be reached
+    const message = waiting.find(({ id }) => id === sent);
+    if (message && props.value?.id !== sent) { sent = null; takeBack(message); }
+  },
+  get unsent() { return waiting.filter(isHere).map(({ text }) => text); },
+};
+watch("value", () => {
+  const { id, state } = props.value, message = waiting.find((each) => each.id === id);
+  if (id !== sent) return;
+  sent = null;
+  if (state === "refused") takeBack(message);
+  else if (state === "begun") waiting.splice(waiting.indexOf(message), 1);
+  draw();
+});
+document.addEventListener("keydown", (event) => {
+  const { key, shiftKey, isComposing, target } = event;
+  if (element.isConnected && key === "Enter" && !shiftKey && !isComposing && target.matches?.(BOX)) enter(event);
+}, true);
+document.addEventListener("click", (event) => { if (element.isConnected && event.target.closest?.("#composer .submit-button")) enter(event); }, true);
+const timer = setInterval(() => {
+  if (!element.isConnected) clearInterval(timer);
+  else if (waiting.length) pump();
+}, PATIENCE_MS);
