@@ -16,6 +16,8 @@ from torch import Tensor
 from kernels.upload import upload
 
 CONV_WIDTHS = (2, 3, 4)
+MAX_TOKENS = 32  # of a run that Triton computes token after token
+CHUNK = 32  # tokens of other runs that it computes together
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class StateTables:
 
     segments: Tensor  # [S, 4] int64: source, target, first token, number of tokens
     bounds: Tensor  # [R + 1] int64: first segment of each run, and the end of the last
+    chunks: Tensor | None = None  # [N, 2] int64: first token and end of each chunk of the long runs
+    has_short: bool = True  # whether some run is computed token after token
 
 
 @dataclass(eq=False, slots=True)
@@ -43,10 +47,25 @@ class StateSegments:
         if self.tables is None:
             rows = np.stack((self.source, self.target, self.first, self.count), axis=1)
             bounds = np.concatenate(([0], self.run_ends))
-            flat = upload(np.concatenate((rows.ravel(), bounds)), device)
-            segments, starts = flat.split((rows.size, len(bounds)))
-            self.tables = StateTables(segments.view(-1, 4), starts)
+            chunks, has_short = self._cut_chunks()
+            # The bounds come last, so that all begin at a multiple of 16 bytes, for which kernels are compiled.
+            flat = upload(np.concatenate((rows.ravel(), chunks.ravel(), bounds)), device)
+            segments, cuts, starts = flat.split((rows.size, chunks.size, len(bounds)))
+            self.tables = StateTables(segments.view(-1, 4), starts, cuts.view(-1, 2), has_short)
         return self.tables
+
+    def _cut_chunks(self) -> tuple[np.ndarray, bool]:
+        """Return the chunks [N, 2] of the long runs, and whether there are others."""
+        sizes = np.diff(self.run_ends, prepend=0)
+        runs = np.repeat(np.arange(len(sizes)), sizes)
+        is_long = np.bincount(runs, weights=self.count, minlength=len(sizes)) > MAX_TOKENS
+        first, stop = (each[is_long[runs]] for each in (self.first, self.first + self.count))
+        pairs = [
+            (start, min(start + CHUNK, end))
+            for begin, end in zip(first.tolist(), stop.tolist(), strict=True)
+            for start in range(begin, end, CHUNK)
+        ]
+        return np.array(pairs, dtype=np.int64).reshape(-1, 2), not is_long.all()
 
 
 @dataclass(frozen=True, slots=True)

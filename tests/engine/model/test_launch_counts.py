@@ -1,4 +1,4 @@
-"""How many kernels a decode launches per layer on a GPU, counted without one on the meta device.
+"""How many kernels a step launches per layer on a GPU, counted without one on the meta device.
 
 Launches of Triton are counted by a stub, those of torch's operators by a dispatch mode; views and allocations are none.
 A read of a value raises.
@@ -42,6 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int, float]] = {
     "dense": ("qwen3", {}, 1, 8),
     "experts": ("qwen3_moe", {}, 1, 13),
     "hybrid": ("qwen3_5", DELTA, 4, 10),
+    "prompt": ("qwen3_5", DELTA, 4, 12),
     "adapter": ("qwen3", {}, 1, 17),
 }
 
@@ -63,9 +64,10 @@ class Counts(TorchDispatchMode):
 
 
 def count(
-    launched: Counter[str], family: str, shape: dict[str, Any], num_layers: int, folder: Path, *, has_adapter: bool
+    launched: Counter[str], family: str, shape: dict[str, Any], num_layers: int, folder: Path, *, has_adapter: bool,
+    num_new: int = 1,
 ) -> Counter[str]:
-    """Decode a token of each of two requests: slices of one row alone need no copy."""
+    """Compute new tokens of each of two requests: slices of one row alone need no copy."""
     sizes = {"head_dim": 64, "hidden_size": 256, "num_hidden_layers": num_layers}
     config = ModelConfig.from_pretrained(save(make_transformers_model(family, **sizes | shape), folder))
     model = DecoderModel(config, torch.bfloat16, META, triton_ops.make_ops(META, torch.bfloat16))
@@ -75,16 +77,16 @@ def count(
     caches += allocate_states(model.state_specs(), 2, META)
     two = np.arange(2)
     metadata = AttnMetadata(
-        slot_mapping=torch.zeros(1, 2, dtype=torch.int64, device=META),
+        slot_mapping=torch.zeros(1, 2 * num_new, dtype=torch.int64, device=META),
         block_tables=torch.zeros(1, 2, 4, dtype=torch.int32, device=META),
         query_start_loc=torch.zeros(3, dtype=torch.int32, device=META),
         seq_lens=torch.zeros(2, dtype=torch.int32, device=META),
-        query_lens_list=[1, 1],
-        seq_lens_list=[5, 6],
-        states=cut_runs(two, two + 4, np.ones_like(two), []),
+        query_lens_list=[num_new, num_new],
+        seq_lens_list=[num_new + 4, num_new + 5],
+        states=cut_runs(two, two + 4, np.full_like(two, num_new), []),
     )
     adapters = add_adapter(model) if has_adapter else None
-    ids = torch.zeros(2, dtype=torch.int64, device=META)
+    ids = torch.zeros(2 * num_new, dtype=torch.int64, device=META)
     launched.clear()
     with torch.no_grad(), Counts() as counts:
         model.forward(ids, ids, caches, metadata, adapters)
@@ -117,7 +119,9 @@ def test_a_layer_launches_few_kernels(launched: Counter[str], tmp_path: Path, na
     totals = []
     for number in (1, 2):
         folder = tmp_path / str(number)
-        totals.append(count(launched, family, shape, number * period, folder, has_adapter=name == "adapter"))
+        num_new = 40 if name == "prompt" else 1
+        options: dict[str, Any] = {"has_adapter": name == "adapter", "num_new": num_new}
+        totals.append(count(launched, family, shape, number * period, folder, **options))
     layer = totals[1] - totals[0]
     assert layer.total() / period <= most, dict(layer)
     assert layer["add_rms_norm_kernel"] == 2 * period, "the stub counts"

@@ -27,7 +27,7 @@ from kernels.triton.rms_norm import rms_norm_kernel
 from kernels.triton.round_rows import round_rows_kernel
 from kernels.triton.routing import choose_experts_kernel, group_pairs_kernel
 from kernels.triton.silu_mul import silu_mul_kernel
-from kernels.triton.states import run_conv_kernel, scan_states_kernel
+from kernels.triton.states import relate_chunk_kernel, run_conv_kernel, scan_chunks_kernel, scan_states_kernel
 from kernels.triton.tiles import Kind, Tile, choose_tiles, limit_short_rows
 from kernels.triton.token_bitmask import apply_bitmask_kernel
 from tests.kernels.triton.ahead import Compiled, compile_for
@@ -245,6 +245,11 @@ SCAN = dict.fromkeys(
     ("out_ptr", "mixed_ptr", "dt_ptr", "beta_ptr", "a_log_ptr", "dt_bias_ptr", "states_ptr"), "*fp32"
 )
 SCAN |= {"step_stride": "i32", "skip_ptr": "*fp32", "segments_ptr": "*i64", "bounds_ptr": "*i64"}
+SCAN |= dict.fromkeys(("scores_ptr", "solved_ptr"), "*fp32") | {"chunks_ptr": "*i64"}
+SCAN_SIZES = {
+    "NUM_HEADS": 32, "NUM_GROUPS": 16, "KEY_SIZE": 128, "VALUE_SIZE": 128, "QUERY_AT": 0, "KEY_AT": 2048,
+    "VALUE_AT": 4096, "CHANNELS": 8192, "MAX_TOKENS": 32, "CHUNK": 32, "BLOCK_V": 32,
+}  # fmt: skip
 SMALL = {
     **{
         name: (
@@ -287,17 +292,16 @@ SMALL = {
         1,
         True,
     ),
-    "scan_states": (
-        scan_states_kernel,
-        SCAN,
-        {
-            "NUM_HEADS": 32, "NUM_GROUPS": 16, "KEY_SIZE": 128, "VALUE_SIZE": 128, "QUERY_AT": 0, "KEY_AT": 2048,
-            "VALUE_AT": 4096, "CHANNELS": 8192, "IS_DELTA": True, "HAS_SKIP": False, "MAX_TOKENS": 32, "BLOCK_K": 128,
-            "BLOCK_V": 32,
-        },
-        4,
-        True,
-    ),
+    **{
+        name: (
+            kernel, SCAN,
+            SCAN_SIZES | {"BLOCK_K": block_k, "IS_DELTA": is_delta, "HAS_SKIP": not is_delta}, 4, True,
+        )
+        for name, kernel, block_k, is_delta in (
+            ("scan_states", scan_states_kernel, 128, True), ("relate_chunk", relate_chunk_kernel, 32, True),
+            ("scan_chunks", scan_chunks_kernel, 32, True), ("scan_chunks of mamba", scan_chunks_kernel, 32, False),
+        )
+    },
     "run_conv": (
         run_conv_kernel,
         SCAN | dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr"), "*fp32") | {"x_stride": "i32:16"},
@@ -374,10 +378,10 @@ NAMES = [pytest.param(name, marks=SOAK if " fp32" in name else ()) for name in S
 @cache
 def compile_small(name: str, arch: int) -> Compiled:
     kernel, arguments, constants, num_warps, _ = SMALL[name]
-    own = {key: value for key, value in arguments.items() if key in kernel.arg_names}
+    own, constants = ({key: each[key] for key in each if key in kernel.arg_names} for each in (arguments, constants))
     options = EXACT if arguments is DRAW else FUSED
-    if kernel is product_kernel:
-        options = options | {"num_stages": NUM_STAGES}
+    if kernel in (product_kernel, scan_chunks_kernel, relate_chunk_kernel):
+        options = options | {"num_stages": NUM_STAGES if kernel is product_kernel else 1}
     return compile_for(arch, kernel, own, constants, num_warps=num_warps, **options)
 
 
