@@ -77,6 +77,19 @@ class CatalogueEntry:
         return "broken" if self.problem else "here" if self.is_here else "to fetch"
 
 
+# Small models of the hub that are offered before they are here; sizes as of their model.safetensors.
+SUGGESTED = tuple(
+    CatalogueEntry(name, name, "hub", num_bytes, False, "safetensors", architecture, "apache-2.0", length, modalities)
+    for name, num_bytes, architecture, length, modalities in (
+        ("Qwen/Qwen3-0.6B", 1_503_300_328, "Qwen3ForCausalLM", 40_960, ("text",)),
+        (
+            "HuggingFaceTB/SmolVLM-256M-Instruct", 513_028_808, "Idefics3ForConditionalGeneration", 8_192,
+            ("text", "image"),
+        ),
+    )
+)
+
+
 @dataclass(frozen=True)
 class Catalogue:
     """Finds, fetches and removes models.
@@ -92,7 +105,7 @@ class Catalogue:
         """Return all models, those of `models_dir` first, each name once."""
         packages = [describe_model(name, name, "package") for name in PACKAGED_MODELS]
         embedded = describe_model(Path(DEMO_MODEL).name, DEMO_MODEL, "embedded")
-        found = [*self._list_folder(), embedded, *packages, *list_hub_cache()]
+        found = [*self._list_folder(), embedded, *packages, *list_hub_cache(), *SUGGESTED]
         return list({each.name: each for each in reversed(found)}.values())[::-1]
 
     def find(self, name: str) -> CatalogueEntry | None:

@@ -31,6 +31,19 @@ print(found["record"], found["flags"], found["evidence"])"""
 
 TEXT = "Ada Lovelace, Analyst, Northwind Ltd, ada@example.com, +44 20 7946 0018"
 
+ENDPOINTS = """{key}
+
+| Endpoint | What it does | Clients |
+|---|---|---|
+| `POST /v1/chat/completions`, `/v1/completions`, `/v1/responses` | chat and text; `"stream": true` streams | OpenAI |
+| `POST /v1/embeddings` | embeddings, of models that make them | OpenAI |
+| `POST /v1/messages` | chat | Anthropic |
+| `POST /api/chat`, `/api/generate` | chat, text | Ollama |
+| `POST /v1/extract` | a record that keeps to a JSON Schema, with evidence and confidence | any |
+| `GET /v1/models`, `/health`, `/metrics` | models, state, figures for Prometheus | any |"""
+KEY_NEEDED = "**Key:** send the server's `--api-key` as `Authorization: Bearer YOUR_KEY`."
+KEY_FREE = "**Key:** none is needed; a client that insists on one takes any. `--api-key` makes one necessary."
+
 # label -> language and text
 SNIPPETS = {
     "curl": ("shell", CURL),
@@ -55,6 +68,7 @@ def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
     def fill(request: gr.Request) -> tuple[str, ...]:
         return make_snippets(find_page_url(request, demo.root_path), engine.model_name, needs_key)
 
+    gr.Markdown(ENDPOINTS.format(key=KEY_NEEDED if needs_key else KEY_FREE), elem_id="endpoints")
     demo.load(fill, None, [base_url, *codes], queue=False, show_progress="hidden", api_visibility="private")
 
 

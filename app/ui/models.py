@@ -36,7 +36,7 @@ class Work:
         if self.task.done():
             return f'<span class="bad">{html.escape(self.problem)}</span>'
         if not self.progress:
-            return "loading …"
+            return "<progress></progress> loading …"
         done, total = self.progress[-1]
         return f'<progress value="{done}" max="{total}"></progress> {done / 2**20:,.0f} of {total / 2**20:,.0f} MiB'
 
@@ -46,6 +46,7 @@ class ModelPanel:
 
     def __init__(self, pool: ModelPool) -> None:
         self.pool = pool
+        self._first_license: str | None = None  # read once, in HTML
         self._work: dict[str, Work] = {}  # by the model's name
         self._meters: dict[str, RateMeter] = {}  # by the same
 
@@ -93,6 +94,10 @@ class ModelPanel:
     async def draw(self) -> str:
         """Return the list as HTML."""
         first = self.pool.first
+        if self._first_license is None:
+            entries = await asyncio.to_thread(self.pool.catalogue.list)
+            model = first.engine.config.model
+            self._first_license = next((_license(each) for each in entries if each.model == model), "not stated")
         rows = [self._draw_loaded(first.served_names[0], first.engine, entry=None)]
         choices = await self.pool.list_choices()
         for entry in choices.values():
@@ -111,12 +116,13 @@ class ModelPanel:
         size = context = ""
         if engine.state in ("ready", "sleeping"):
             report = engine.describe_model()
-            size = f"{report.weight_bytes / 2**20:,.0f} MiB {html.escape(report.weight_format)}"
+            size = f"{report.weight_bytes / 2**20:,.0f} MiB, computes in {engine.resolved.worker.dtype}"
             context = f"{engine.resolved.max_model_len:,} tokens"
         can_end = entry is not None and entry.model not in self.pool.kept and engine.state != "closed"
         button = _draw_button("end", name, "End") if can_end else ""
+        license_ = _license(entry) if entry is not None else self._first_license or ""
         badge = f'<span class="state good">{state}</span>'
-        return _draw_row(name, (badge, button, size, context, f"{rate:,.0f} tok/s", _license(entry)))
+        return _draw_row(name, (badge, button, size, context, f"{rate:,.0f} tok/s", license_))
 
     def _draw_other(self, entry: CatalogueEntry) -> str:
         work = self._work.get(entry.name)
@@ -133,11 +139,12 @@ class ModelPanel:
             *(("load", entry.name, "Load") if entry.is_here else ("fetch", entry.name, "Fetch and load"))
         )
         size = f"{entry.num_bytes / 2**20:,.0f} MiB"
+        context += ", reads images" if "image" in entry.modalities else ""
         return _draw_row(entry.name, (state, button, size, context, "", _license(entry)))
 
 
-def _license(entry: CatalogueEntry | None) -> str:
-    return html.escape(entry.license or "not stated") if entry is not None else ""
+def _license(entry: CatalogueEntry) -> str:
+    return html.escape(entry.license or "not stated")
 
 
 def _draw_button(verb: str, name: str, label: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ POLICY = (
     "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
 )
 
+HOW_TO_ALLOW = "--frame-ancestor https://SITE allows that site to show it"
+logger = logging.getLogger("troupe.page")
+
 
 class PagePolicy:
     """Sends the policy with every response of the page and its files.
@@ -53,9 +57,16 @@ class PagePolicy:
 
     def __init__(self, app: ASGIApp, frame_ancestors: Sequence[str]) -> None:
         self.app = app
+        self.is_explained = bool(frame_ancestors)
         self.policy = " ".join([POLICY, *frame_ancestors]).encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self.is_explained and scope["type"] == "http":
+            headers = dict(scope["headers"])
+            if headers.get(b"sec-fetch-dest") == b"iframe" and headers.get(b"sec-fetch-site") == b"cross-site":
+                self.is_explained = True
+                logger.warning("the page was opened in a frame of another site, which it refuses; %s", HOW_TO_ALLOW)
+
         async def send_with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
                 header = (b"content-security-policy", self.policy)

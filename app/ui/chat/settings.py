@@ -125,7 +125,7 @@ def build_settings(defaults: Settings, has_models: bool = False) -> list[gr.comp
     chosen = next((name for name, prompt in PRESETS.items() if prompt == defaults.system_prompt), None)
     answering = gr.Dropdown(
         [], value=defaults.models, multiselect=True, label="Answered by", visible=has_models,
-        info="A model or an adapter; several answer side by side.",
+        info="Models or adapters; several answer side by side.",
         allow_custom_value=True,  # Gradio would refuse names that came after the page was built
     )
     preset = gr.Dropdown(list(PRESETS), value=chosen, label="System prompt preset", interactive=True)
@@ -179,7 +179,7 @@ def restore_settings(defaults: Settings, kept: Any, models: Sequence[str] = ()) 
     chosen = values["models"] if isinstance(values["models"], list) else defaults.models
     known = [name for name in chosen if name in models]
     choices = [(name, name) for name in models]
-    values["models"] = gr.update(choices=choices, value=known) if models else gr.skip()
+    values["models"] = gr.update(choices=choices, value=known or list(models[:1])) if models else gr.skip()
     kind = values["grammar_kind"]
     if kind in GRAMMARS:
         shown = {} if isinstance(values["grammar_text"], dict) else {"value": values["grammar_text"]}

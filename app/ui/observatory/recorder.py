@@ -200,9 +200,9 @@ def describe_stats(stats: EngineStats) -> dict[str, Any]:
 
 
 def describe_device(engine: Engine) -> list[str]:
-    """Return the device, and the format of the weights with the kernels that the self-check replaced by slower ones."""
+    """Return the device, and the dtype with the kernels that the self-check replaced by slower ones."""
     if engine.state in ("new", "starting"):
         return ["", ""]
     replaced = str(engine.describe_runtime().get("replaced_kernels", ""))
-    weights = f"weights as {engine.describe_model().weight_format}"
+    weights = f"computes in {engine.resolved.worker.dtype}"
     return [engine.resolved.worker.device, f"{weights}; replaced: {replaced}" if replaced else weights]

@@ -79,6 +79,17 @@ async def test_the_page_may_load_nothing_from_other_hosts(demo: gr.Blocks) -> No
     assert policy.endswith("; frame-ancestors 'self' https://huggingface.co")
 
 
+async def test_a_refused_frame_is_explained_once(demo: gr.Blocks, caplog: pytest.LogCaptureFixture) -> None:
+    app = gr.mount_gradio_app(fastapi.FastAPI(), demo, path="/", **mount_options())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://page") as client:
+        for site in ("same-origin", "cross-site", "cross-site"):
+            await client.get("/theme.css", headers={"sec-fetch-dest": "iframe", "sec-fetch-site": site})
+    assert [each.message for each in caplog.records if "--frame-ancestor" in each.message] == [
+        "the page was opened in a frame of another site, which it refuses; "
+        "--frame-ancestor https://SITE allows that site to show it"
+    ]
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

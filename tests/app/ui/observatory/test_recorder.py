@@ -110,9 +110,9 @@ async def test_recording_stops_without_polls(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_device_weights_and_kernels_that_failed_the_self_check_are_named() -> None:
     engine = FakeEngine()
-    assert module.describe_device(engine) == ["cpu", "weights as float32"]
+    assert module.describe_device(engine) == ["cpu", "computes in float32"]
     engine.describe_runtime = lambda: {"replaced_kernels": "silu_mul"}  # type: ignore[method-assign]
-    assert module.describe_device(engine)[1] == "weights as float32; replaced: silu_mul"
+    assert module.describe_device(engine)[1] == "computes in float32; replaced: silu_mul"
     assert module.describe_device(FakeEngine(state="starting")) == ["", ""]
 
 
