@@ -24,7 +24,6 @@ from engine.actors.opener import Opener
 from engine.actors.scheduler_actor import SchedulerActor
 from engine.actors.transfer import TransferLane
 from engine.config import EngineConfig
-from engine.core.actor_messages import DropMatchers, GrammarInbox
 from engine.core.block_transfers import BlockTransfers
 from engine.core.host_tier import HostTier
 from engine.core.kv_cache_manager import KVCacheManager
@@ -102,12 +101,11 @@ class EngineCore:
             send_masks=self.executor.tell,
             tell_scheduler=lambda message: self.scheduler.tell(message),
             encode=None if make_drafts is None else self._encode,
-            tell_quick=self.executor.tell if loaded.checks_tokens else None,
         )
         scheduler = Scheduler(resolved.scheduler, kv_cache, self._eos_token_ids, make_drafts=make_drafts)
         transfer = await self._open_transfer(scheduler)
         self.scheduler = SchedulerActor(
-            scheduler, tell_executor=self.executor.tell, tell_grammar=self._tell_grammar,
+            scheduler, tell_executor=self.executor.tell, tell_grammar=self.grammar.tell,
             deliver=self._deliver, count_grammars=self.grammar.count_cached,
         )
         self.executor.deliver, self.executor.tell_grammar = self.scheduler.tell, self.grammar.tell
@@ -152,11 +150,6 @@ class EngineCore:
                 self.executor.tell(message)
             case _:
                 assert_never(message)
-
-    def _tell_grammar(self, message: GrammarInbox) -> None:
-        self.grammar.tell(message)
-        if isinstance(message, DropMatchers):
-            self.executor.tell(message)
 
     def attach(self, task: asyncio.Task[None]) -> None:
         """Tie a task of the front to the core: each of them ends when the other does."""

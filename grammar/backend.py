@@ -32,23 +32,18 @@ class Usage:
         grown_bytes: memory that masks have added to the program, estimated by their processor time.
         longest_s: processor time of the longest mask since this was last set to 0.
         num_apart: so many masks more are filled apart from those of other programs, since they may be slow.
-        num_quick: the number of masks since the last one that took more than QUICK_S.
     """
 
     grown_bytes: int = 0
     longest_s: float = 0.0
     num_apart: int = 0
-    num_quick: int = 0
 
     def note_mask(self, time_s: float) -> None:
         """Count a mask by its processor time."""
         self.grown_bytes += int(time_s * BYTES_PER_S)
         self.longest_s = max(self.longest_s, time_s)
-        self.num_quick = self.num_quick + 1 if time_s <= QUICK_S else 0
 
 
-# A program is quick after NUM_QUICK masks in a row of at most QUICK_S of processor time.
-QUICK_S, NUM_QUICK = 0.0005, 64
 # Masks that took less time by the wall clock count with that: reading a thread's processor time may take 30 us.
 SHORT_S = 0.0005
 
@@ -145,14 +140,6 @@ class Matcher(ABC):
         is_taken = self._take(token_id)
         self.num_text_tokens += is_taken
         return is_taken
-
-    def is_quick(self) -> bool:
-        """Return whether `accept_drawn` knows most tokens, and the program's masks have been quick of late."""
-        return False
-
-    def accept_drawn(self, token_id: int, best_id: int) -> bool:
-        """Advance by a token if the mask surely allows it and another one; False, and nothing changed, otherwise."""
-        return False
 
     def accept_allowed(self, token_id: int) -> bool:
         """Advance by a token that the last mask allows; where the engine can, other threads run Python meanwhile."""

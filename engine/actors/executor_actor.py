@@ -15,16 +15,8 @@ from queue import Empty
 import numpy as np
 
 from engine.actors.thread_actor import ThreadActor
-from engine.core.actor_messages import (
-    DropMatchers,
-    ExecutorInbox,
-    GrammarInbox,
-    StepDone,
-    StepMasks,
-    StepPlan,
-)
+from engine.core.actor_messages import ExecutorInbox, FillMasks, StepDone, StepMasks, StepPlan
 from engine.core.mask_orders import MaskOrders
-from engine.core.quick_matchers import OpenMatcher, QuickMatchers
 from engine.device.device_link import PendingStep, wait_for
 from engine.messages import Sleep
 from engine.worker.executor import Executor, Loaded
@@ -34,7 +26,7 @@ FOREVER_S = 1e6  # a wait that has no limit of its own
 POLL_S = 0.00005  # how often pending results are checked while no message arrives
 
 
-class ExecutorActor(ThreadActor[ExecutorInbox | OpenMatcher]):
+class ExecutorActor(ThreadActor[ExecutorInbox]):
     """Drives an Executor: loads it on the first start, wakes it after a sleep, resets it after a crash.
 
     Args:
@@ -43,7 +35,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox | OpenMatcher]):
 
     # Both are set before the first step.
     deliver: Callable[[StepDone], None]  # gets results, on the loop
-    tell_grammar: Callable[[GrammarInbox | OpenMatcher], None]  # gets the tokens of rows with a grammar at once
+    tell_grammar: Callable[[FillMasks], None]  # gets the tokens of rows with a grammar at once
 
     def __init__(self, executor: Executor, loaded: Loaded | None) -> None:
         super().__init__("troupe-executor")
@@ -52,14 +44,12 @@ class ExecutorActor(ThreadActor[ExecutorInbox | OpenMatcher]):
         self._pending: deque[StepDone | PendingStep] = deque()  # launched steps, from the first that is not copied back
         self._finished: StepDone | None = None  # sent before the layers of the next step
         self._orders = MaskOrders()
-        self._quick = QuickMatchers()
-        self._held: deque[ExecutorInbox | OpenMatcher | None] = deque()  # messages received while waiting for masks
+        self._held: deque[ExecutorInbox | None] = deque()  # messages received while waiting for masks
 
     def work(self) -> None:
         """Wait for a step, for its masks, launch it, and send its result before the layers of the next one."""
         executor = self._executor
         executor.before_layers, executor.take_masks = self._send_finished, self._take_masks
-        executor.quick = self._quick
         if self.loaded is None:
             self.loaded = executor.load()
         elif executor.sleep_level:
@@ -70,20 +60,13 @@ class ExecutorActor(ThreadActor[ExecutorInbox | OpenMatcher]):
         while (message := self._held.popleft() if self._held else self._receive(None)) is not None:
             match message:
                 case StepPlan():
-                    self._orders.add(message, self._quick.find(message))
+                    self._orders.add(message)
                     if executor.get_mask_timeout(message):
                         self._await_masks(message)
                     self._keep(executor.execute(message))
-                    for opened in self._quick.take_given_up():
-                        self.tell_grammar(opened)
                     self._order_masks()
                 case StepMasks():
                     self._keep(executor.sample(message))
-                case OpenMatcher(handle=handle, matcher=matcher):
-                    self._quick.open(handle, matcher)
-                case DropMatchers(handles=handles):
-                    if passed_on := self._quick.drop(handles):
-                        self.tell_grammar(DropMatchers(passed_on))
                 case Sleep(level=level):
                     self._send_finished()
                     executor.sleep(level)
@@ -92,7 +75,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox | OpenMatcher]):
                 self._send_finished()
         self._send_finished()
 
-    def _receive(self, deadline: float | None) -> ExecutorInbox | OpenMatcher | None:
+    def _receive(self, deadline: float | None) -> ExecutorInbox | None:
         """Return the next message, or None at the end. Delivers the results of launched steps meanwhile.
 
         Args:
@@ -153,7 +136,7 @@ class ExecutorActor(ThreadActor[ExecutorInbox | OpenMatcher]):
                         return message
         return None
 
-    def _can_run(self, message: ExecutorInbox | OpenMatcher | None) -> bool:
+    def _can_run(self, message: ExecutorInbox | None) -> bool:
         """Return whether this is a step with a row that waits for no mask."""
         return isinstance(message, StepPlan) and self._executor.get_mask_timeout(message) < math.inf
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import assert_never
@@ -21,13 +22,12 @@ from engine.core.actor_messages import (
     StepMasks,
 )
 from engine.core.grammar_manager import ApartMask, GrammarManager
-from engine.core.quick_matchers import OpenMatcher, is_drawn_alike
 from engine.errors import EngineDead, InvalidRequest
 from engine.messages import AddRequest
 from engine.outputs import GrammarInfo
 from engine.spec.forced import ForcedDrafts
 from engine.thread_priority import lower_priority
-from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, StoppableMatcher
+from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher, StoppableMatcher
 
 COMPILE_THREADS = 2
 # Building the compiler of so many tokens holds the GIL for half a second: better early than amid streams.
@@ -40,6 +40,15 @@ LONG_SPEC = 8192  # characters
 NICENESS = 5
 
 
+@dataclass(frozen=True, slots=True)
+class OpenMatcher:
+    """Message to the actor's own thread, since a matcher cannot be sent to another process."""
+
+    handle: int
+    matcher: Matcher
+    generated_token_ids: list[int]
+
+
 class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
     """Owns the compiler and the matchers.
 
@@ -47,15 +56,12 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         make_compiler: builds the compiler on first use, for a large vocabulary soon after the start. Its argument: a
             pool for long compiles without the GIL.
         encode: text -> token ids, for drafts of forced text; None: there are no drafts.
-        tell_quick: gets the matchers of quick programs, whose tokens can be checked after they are drawn; None: they
-            cannot be.
     """
 
     def __init__(
         self, make_compiler: Callable[[Executor], GrammarCompiler], vocab_size: int, timeout_s: float,
         send_masks: Callable[[StepMasks], None], tell_scheduler: Callable[[GrammarReport], None],
         encode: Callable[[str], Sequence[int]] | None = None,
-        tell_quick: Callable[[OpenMatcher], None] | None = None,
     ) -> None:
         super().__init__("troupe-grammar")
         self._manager = GrammarManager(vocab_size)
@@ -66,7 +72,6 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         self._timeout_s = timeout_s
         self._send_masks = send_masks
         self._tell_scheduler = tell_scheduler
-        self._tell_quick = tell_quick
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "troupe-compile")
         self._slow_pool = ThreadPoolExecutor(1, "troupe-compile-slow")
         # These pools rarely hold the GIL. A thread that holds it and waits for a CPU delays all others.
@@ -83,11 +88,8 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         matchers = [compiled.matcher() for _ in message.completions]
         if message.params.stop_token_ids:
             matchers = [StoppableMatcher(each, message.params.stop_token_ids) for each in matchers]
-        is_alike = self._tell_quick is not None and is_drawn_alike(message.params)
         for completion, matcher in zip(message.completions, matchers, strict=True):
-            opened = OpenMatcher(completion.handle, matcher, completion.generated_token_ids)
-            is_quick = is_alike and not opened.token_ids and matcher.is_quick()
-            (self._tell_quick if is_quick and self._tell_quick is not None else self.tell)(opened)
+            self.tell(OpenMatcher(completion.handle, matcher, completion.generated_token_ids))
         return info
 
     async def compile(self, spec: GrammarSpec) -> tuple[CompiledGrammar, GrammarInfo]:
@@ -166,7 +168,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
                     self.post(self._tell_scheduler, GrammarReport([], drafts=answers))
                 case OpenMatcher():
                     self._report(
-                        self._manager.open(message.handle, message.matcher, message.token_ids)
+                        self._manager.open(message.handle, message.matcher, message.generated_token_ids)
                     )
                 case DropMatchers(handles=handles):
                     self._manager.drop(handles)

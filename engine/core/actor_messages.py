@@ -216,5 +216,5 @@ SchedulerInbox = (
     | BlocksAnswer
     | StepDone
 )
-ExecutorInbox = StepPlan | StepMasks | DropMatchers | Sleep
+ExecutorInbox = StepPlan | StepMasks | Sleep
 GrammarInbox = FillMasks | FindDrafts | DropMatchers

@@ -7,14 +7,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from operator import attrgetter
 
 import numpy as np
 
 from engine.core.actor_messages import FillMasks, MaskTarget, StepDone, StepPlan
 
-NO_HANDLES: Mapping[int, int] = {}
 NO_STEP = -1  # of an order that has tokens only
 _get_index = attrgetter("index")
 
@@ -30,15 +28,15 @@ class MaskOrders:
         self._accepted: list[tuple[int, int]] = []  # (handle, token id)
         self._ready: dict[int, list[MaskTarget]] = {}  # by step
 
-    def add(self, plan: StepPlan, quick: Mapping[int, int] = NO_HANDLES) -> None:
-        """Note the gated rows of a step that will be launched, without the quick ones (index -> handle)."""
-        if len(plan.gated_handles) == len(quick):
+    def add(self, plan: StepPlan) -> None:
+        """Note the gated rows of a step that will be launched."""
+        if not plan.gated_handles:
             return
-        pairs = zip(np.flatnonzero(plan.is_gated).tolist(), plan.gated_handles, strict=True)
-        gated = self._gated[plan.step_id] = {index: handle for index, handle in pairs if index not in quick}
+        indices = np.flatnonzero(plan.is_gated).tolist()
+        self._gated[plan.step_id] = dict(zip(indices, plan.gated_handles, strict=True))
         ends = np.cumsum(np.maximum(plan.num_samples - 1, 0))
         drafts = np.split(plan.draft_token_ids, ends[:-1]) if len(plan.draft_token_ids) else None
-        for index, handle in gated.items():
+        for index, handle in zip(indices, plan.gated_handles, strict=True):
             target = MaskTarget(index, handle, [] if drafts is None else drafts[index].tolist())
             rows = self._rows.setdefault(handle, deque())
             rows.append((plan.step_id, target))

@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 
 from engine.core.actor_messages import StepDone, StepMasks, StepPlan
-from engine.core.quick_matchers import QuickMatchers
 from engine.device.device_link import PendingStep
 from engine.messages import AdapterRef
 from engine.model import ModelConfig
@@ -31,7 +30,6 @@ class Loaded:
     timeline: tuple[tuple[str, float], ...] = ()  # (phase, seconds)
     # (tokens, seconds) of decode steps, for speculative decoding
     step_times: tuple[tuple[int, float], ...] = ()
-    checks_tokens: bool = False  # quick matchers check tokens after they are drawn
 
 
 class AdapterMemory(Protocol):
@@ -70,12 +68,10 @@ class Executor(Protocol):
         before_layers: `execute` calls this when the inputs of the model's layers are ready.
         take_masks: `execute` calls this after the layers of a step whose rows all need masks, with the step's id and
             the indices of the rows. Returns the masks if all have arrived.
-        quick: the matchers that `execute` asks itself.
     """
 
     before_layers: Callable[[], None]
     take_masks: Callable[[int, np.ndarray], StepMasks | None]
-    quick: QuickMatchers
 
     @property
     def encoder(self) -> Encoder | None:

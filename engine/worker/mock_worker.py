@@ -12,7 +12,6 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.core.actor_messages import StepDone, StepMasks, StepPlan
-from engine.core.quick_matchers import QuickMatchers
 from engine.model import read_model_config
 from engine.resolved_config import WorkerConfig, resolve_config
 from engine.worker.executor import Loaded
@@ -35,7 +34,6 @@ class MockWorker:
         self.sleep_level = 0
         self.before_layers: Callable[[], None] = lambda: None
         self.take_masks: Callable[[int, np.ndarray], StepMasks | None] = lambda step_id, indices: None
-        self.quick = QuickMatchers()
         self._config = config
         self._step_s = (config.mock_step_ms or 0.0) / 1000
         self._seeds = np.zeros(config.find_step_limits("cpu")[0], dtype=np.int64)  # by row

@@ -1,6 +1,6 @@
 """ModelRunner: turns a step plan into a forward pass and sampled tokens.
 
-    apply changes ─▶ forward ─▶ sample plain and quick rows, or gated rows whose masks have all arrived ─▶ result
+    apply changes ─▶ forward ─▶ sample plain rows, or a step of gated rows whose masks have arrived ─▶ result
                                   other gated rows ─▶ parked until their masks arrive (StepMasks) ─▶ result
 
 In a pipeline, rank 0 computes the first stage of a step and samples it when the last stage has returned the hidden
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -23,8 +23,6 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import NewRow, StepDone, StepMasks, StepPlan
-from engine.core.mask_orders import NO_HANDLES
-from engine.core.quick_matchers import QuickMatchers
 from engine.device.device_link import DeviceLink, PendingStep, wait_for
 from engine.model import Model
 from engine.model.adapters import StepAdapters
@@ -33,7 +31,6 @@ from engine.spec.device.drafter import Drafter
 from engine.worker.input_batch import InputBatch, ModelInput, StepPlace
 from engine.worker.launched_step import LaunchedStep, ParkedRows, RowPart, StartedStep
 from engine.worker.pooler import Pooler
-from engine.worker.sampling.checked_tokens import check_tokens
 from engine.worker.sampling.drafts import SampleRuns, sample_runs
 from engine.worker.sampling.logprobs import SampledLogprobs, compute_prompt_logprobs
 from engine.worker.sampling.sampler import Sampler
@@ -86,7 +83,6 @@ class ModelRunner:
         self._staged: dict[int, StagedHidden] = {}  # by step, until they are sampled
         # Takes the masks of these rows of a step, if they have all arrived.
         self.take_masks: Callable[[int, np.ndarray], StepMasks | None] = lambda step_id, indices: None
-        self.quick = QuickMatchers()  # replaced by that of the executor's thread
         self._last_end = 0.0  # time of the last result
         self._parked: dict[int, ParkedRows] = {}
         self.parked_rows: set[int] = set()
@@ -99,11 +95,6 @@ class ModelRunner:
     def has_stages(self) -> bool:
         """Whether a step's tokens are known only after `PendingStep.wait`."""
         return self._pipeline is not None
-
-    @property
-    def checks_tokens(self) -> bool:
-        """Whether tokens are drawn on the host, by an op that keeps the logits."""
-        return self._link is None and self._pipeline is None and self.sampler.ops.draw is not None
 
     def run_model(self, step: ModelInput) -> Tensor:
         """Run the model without graphs. Returns the hidden states, [T, D]."""
@@ -194,9 +185,7 @@ class ModelRunner:
         places = runs.spread(model_input.last_token_index[is_sampled])
         adapters = None if model_input.adapters is None else model_input.adapters.select_head(places)
         last = self._select(hidden, places)
-        is_gated, quick = plan.is_gated[live[is_sampled]], self.quick.find(plan)
-        if quick:
-            is_gated &= ~np.isin(runs.indices, list(quick))
+        is_gated = plan.is_gated[live[is_sampled]]
         logits = self._compute_logits(last, adapters)
         if is_gated.all() and (masks := self.take_masks(plan.step_id, runs.indices)) is not None:
             self._late_rows.difference_update(runs.rows.tolist())
@@ -215,7 +204,7 @@ class ModelRunner:
             self._park(plan.step_id, ParkedRows(runs.select(is_gated), parked_logits, launched.start_time))
             launched.is_last = False
             runs, logits = runs.select(~is_gated), self._select(logits, np.flatnonzero(~is_parked))
-        self._sample(launched, runs, logits, quick=quick)
+        self._sample(launched, runs, logits)
         return launched
 
     def _launch_gated(self, masks: StepMasks) -> LaunchedStep | None:
@@ -344,23 +333,13 @@ class ModelRunner:
         self.parked_rows |= self._fresh_rows
 
     def _sample(
-        self, launched: LaunchedStep, runs: SampleRuns, logits: Tensor, bitmask: np.ndarray | None = None,
-        quick: Mapping[int, int] = NO_HANDLES,
+        self, launched: LaunchedStep, runs: SampleRuns, logits: Tensor, bitmask: np.ndarray | None = None
     ) -> None:
-        """Sample every position of these rows, if any, and keep the tokens.
-
-        Args:
-            quick: index in the step -> handle of rows whose tokens are checked now.
-        """
-        if not len(runs.rows):
-            return
-        sampled = sample_runs(self.sampler, runs, logits, bitmask)
-        if quick:
-            start = time.perf_counter()
-            check_tokens(self.sampler, self.quick, quick, runs, logits, sampled.token_ids)
-            launched.mask_time_s = time.perf_counter() - start
-        self.batch.append(runs.flat_rows, runs.spread(runs.ends), sampled.token_ids)  # for the next step
-        launched.runs, launched.sampled = runs, sampled
+        """Sample every position of these rows, if any, and keep the tokens."""
+        if len(runs.rows):
+            sampled = sample_runs(self.sampler, runs, logits, bitmask)
+            self.batch.append(runs.flat_rows, runs.spread(runs.ends), sampled.token_ids)  # for the next step
+            launched.runs, launched.sampled = runs, sampled
 
     def _compute_prompt_logprobs(self, step: StartedStep, hidden: Tensor) -> dict[int, SampledLogprobs]:
         """Return logprobs of the token after each computed prompt position, for rows with `prompt_logprobs`."""

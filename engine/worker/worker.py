@@ -20,7 +20,6 @@ import torch
 from engine.config import EngineConfig
 from engine.core.actor_messages import StepDone, StepMasks, StepPlan
 from engine.core.block_hash import compute_fingerprint
-from engine.core.quick_matchers import QuickMatchers
 from engine.device.cuda_link import CudaGraphRecorder
 from engine.device.device_link import PendingStep
 from engine.device.device_memory import DeviceMemory, open_device
@@ -100,7 +99,6 @@ class Worker:
         self._num_steps = 0
         self.before_layers: Callable[[], None] = lambda: None
         self.take_masks: Callable[[int, np.ndarray], StepMasks | None] = lambda step_id, indices: None
-        self.quick = QuickMatchers()
 
     @property
     def model(self) -> Model:
@@ -161,8 +159,7 @@ class Worker:
             self.warm_up()
         step_times = () if self.resolved.speculative is None else self._measure_steps()
         self.state = WorkerState.READY
-        checks_tokens = self.resolved.speculative is None and self.runner.checks_tokens
-        return Loaded(self.resolved, self.model_config, tuple(self._timeline), step_times, checks_tokens)
+        return Loaded(self.resolved, self.model_config, tuple(self._timeline), step_times)
 
     def reset(self) -> None:
         """Start with an empty batch on the same weights, cache memory and recorded graphs."""
@@ -200,7 +197,6 @@ class Worker:
             self._graphs, drafter, parts, states, None if self._graphs is None else self._graphs.buffers,
         )
         self.model.before_layers, self._runner.take_masks = self.before_layers, self.take_masks
-        self._runner.quick = self.quick
         if drafter is not None:
             drafter.start(batch, self._runner.sampler, self._draft_caches)
 

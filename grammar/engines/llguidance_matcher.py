@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from llguidance import LLMatcher
 
-from ..backend import MAX_FORCED_BYTES, NUM_QUICK, Matcher, Usage
+from ..backend import MAX_FORCED_BYTES, Matcher, Usage
 from ..errors import InvalidGrammar
 from ..match.number_bound import NumberBound
 from .llguidance_engines import Complaint, Engines
@@ -153,15 +153,6 @@ class LLGuidanceMatcher(Matcher):
         if self.scout is not None:
             self.scout.try_consume_tokens([token_id])
         return True
-
-    def is_quick(self) -> bool:
-        return self.usage.num_quick >= NUM_QUICK and self.scout is None and not self._template.is_slow
-
-    def accept_drawn(self, token_id: int, best_id: int) -> bool:
-        bound = self._template.number_bound
-        if token_id < 0 or (bound is not None and bound.may_end(self._token_ids)):
-            return False
-        return (token_id == best_id or self.count_valid([best_id]) == 1) and self.accept_token(token_id)
 
     def accept_allowed(self, token_id: int) -> bool:
         """Advance by a token that the last mask allows, without the GIL where that may take long."""

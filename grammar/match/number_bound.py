@@ -43,15 +43,11 @@ class NumberBound:
             token_ids: the text so far.
             words: its mask, int32 [ceil(V/32)].
         """
-        if not self.may_end(token_ids):
+        if not token_ids or token_ids[-1] not in self._number_tokens or not self._is_long(token_ids):
             return
         left = words & self._ends
         if left.any() and not (words & self._text).any():
             words[:] = left
-
-    def may_end(self, token_ids: Sequence[int]) -> bool:
-        """Return whether `apply` may change the mask of a text."""
-        return bool(token_ids) and token_ids[-1] in self._number_tokens and self._is_long(token_ids)
 
     def _is_long(self, token_ids: Sequence[int]) -> bool:
         end = b""

@@ -12,7 +12,6 @@ import pytest
 
 from engine.actors.executor_actor import ExecutorActor
 from engine.core.actor_messages import StepDone, StepMasks, StepPlan
-from engine.core.quick_matchers import QuickMatchers
 from engine.device.device_link import PendingStep
 from tests.waiting import wait_until
 
@@ -47,7 +46,6 @@ class LateWorker:
         self.chores = 0
         self.before_layers: Callable[[], None] = lambda: None
         self.take_masks: Callable[[int, np.ndarray], StepMasks | None] = lambda step_id, indices: None
-        self.quick = QuickMatchers()
         self.on_launch: Callable[[], None] = lambda: None
         self.make_fetch: Callable[[], LateFetch] = LateFetch
 

@@ -76,22 +76,6 @@ def test_a_sentence_is_allowed_byte_by_byte_and_ends_with_any_eos_where_it_is_co
         assert not matcher.is_terminated() and matcher.is_completed()
 
 
-def test_a_drawn_token_is_accepted_only_if_the_mask_allows_it_and_the_likeliest_one(case):
-    vocabulary, compiled, text = case
-    matcher = compiled.matcher()
-    for byte in text:
-        allowed, num_accepted = check_mask(matcher, vocabulary), 0
-        for token_id in range(-2, vocabulary.size):
-            if matcher.accept_drawn(token_id, token_id):
-                num_accepted += 1
-                matcher.rollback(1)
-                assert token_id in allowed
-            if token_id >= 0 and token_id not in allowed:
-                assert not matcher.accept_drawn(byte, token_id)
-        assert num_accepted in (0, len(allowed))
-        assert matcher.accept_token(byte)
-
-
 def test_mask_and_accept_agree_on_every_token(case):
     vocabulary, compiled, text = case
     matcher = compiled.matcher()

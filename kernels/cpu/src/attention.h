@@ -9,7 +9,7 @@
 
 namespace troupe {
 
-// The requests of one step. Mirrored by `kernels.cpu.structs`.
+// The requests of one step. Read by `kernels.cpu.structs`.
 struct Batch {
     const int32_t* block_tables;     // [requests, max_blocks]
     const int32_t* query_start_loc;  // [requests + 1]
@@ -18,7 +18,7 @@ struct Batch {
     int64_t max_blocks;
 };
 
-// One layer's view of the cache. Mirrored by `kernels.cpu.structs`.
+// One layer's view of the cache. Read by `kernels.cpu.structs`.
 struct AttentionShape {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     int64_t sliding_window;  // 0: none

@@ -26,7 +26,7 @@ enum Activation : int32_t { kSiluMul, kGeluMul, kGelu };
 // x: [rows, 2 size], gate first, or [rows, size] without a second factor; out: [rows, size].
 void run_activation(Pool* pool, int32_t kind, int32_t dtype, const void* x, void* out, int64_t rows, int64_t size);
 
-// Mirrored by `kernels.cpu.structs`.
+// Read by `kernels.cpu.structs`.
 struct RopeStore {
     const void* heads;    // [tokens, num_heads + 2 num_kv_heads, head_dim], contiguous
     const void* qk_norm;  // [num_heads + num_kv_heads, head_dim] or null

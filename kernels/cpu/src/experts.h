@@ -6,7 +6,7 @@
 
 namespace troupe {
 
-// Mirrored by `kernels.cpu.structs`. Matrices of one kind and shape for all experts.
+// Read by `kernels.cpu.structs`. Matrices of one kind and shape for all experts.
 struct Experts {
     const Linear* gate;  // [num_experts], hidden -> inner
     const Linear* up;

@@ -8,7 +8,7 @@ namespace troupe {
 
 constexpr int64_t kLoraPanelWidth = 32;
 
-// Mirrored by `kernels.cpu.structs`: the change of the outputs [start, start + width).
+// Read by `kernels.cpu.structs`: the change of the outputs [start, start + width).
 struct LoraPart {
     const void* b;        // panels of 32 outputs: [panel][rank][32], of the matrix's dtype, filled up with zeros
     const float* factor;  // [width] or null
@@ -16,7 +16,7 @@ struct LoraPart {
     int64_t start, width, first_rank, rank;
 };
 
-// Mirrored by `kernels.cpu.structs`.
+// Read by `kernels.cpu.structs`.
 struct Lora {
     const void* a;        // [ranks, in]
     const float* scales;  // [ranks]
@@ -26,7 +26,7 @@ struct Lora {
     int32_t reserved;
 };
 
-// Mirrored by `kernels.cpu.structs`: places [first, first + count) of the list of rows.
+// Read by `kernels.cpu.structs`: places [first, first + count) of the list of rows.
 struct LoraSegment {
     const Lora* lora;
     int64_t first, count;

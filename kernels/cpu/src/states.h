@@ -12,7 +12,7 @@
 
 namespace troupe {
 
-// Mirrored by `kernels.cpu.structs`. Segments of a run are neighbours.
+// Read by `kernels.cpu.structs`. Segments of a run are neighbours.
 struct Segments {
     const int64_t* source;    // [segments] slot, negative: a state of zeros
     const int64_t* target;    // [segments] slot
