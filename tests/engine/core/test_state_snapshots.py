@@ -105,6 +105,15 @@ def test_a_failed_request_leaves_no_state(rows: Rows) -> None:
     assert rows.manager.states is not None and rows.manager.states.num_used == 0
 
 
+def test_reset_drops_all_states(rows: Rows) -> None:
+    request, _ = rows.admit(make_tokens(10))
+    rows.run(request, 0, 10)
+    assert not rows.manager.reset_cache()
+    rows.end(request)
+    assert rows.manager.reset_cache()
+    assert rows.manager.states is not None and rows.manager.states.num_used == 0
+
+
 def test_slots_are_never_shared_or_lost_in_random_runs() -> None:
     rows, drawn = Rows(make_manager(5)), random.Random(3)
     states = rows.manager.states
