@@ -1,6 +1,6 @@
 """GGUFTensor: a matrix in one of GGUF's block formats, each block with scales of its own.
 
-The package `gguf` decodes all of them; the native ops split the common ones into their own codes.
+The package `gguf` decodes all of them; the common ones are split into the codes of products.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-from kernels.grouped import Bits, Convert, Form, GroupedInt, GroupedRows
+from kernels.grouped import Bits, Convert, Form, GroupedInt, GroupedRows, round_grouped
 
 _ROWS_AT_ONCE = 2048  # limits the memory of intermediate values
 _GROUP = 32
@@ -63,10 +63,39 @@ class GGUFTensor:
         return Form(_BITS.get(self.kind.type, 8), _GROUP, self.kind.type not in _WITH_MINIMUMS)
 
     def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
-        assert convert is not None, "other ops take the values"
         blocks = self.rows[rows]
-        found = convert.split(int(self.kind.type), blocks, self.shape[1], self.form)
-        return convert.round(self._dequantize(blocks), 8, _GROUP) if found is None else found
+        if convert is None:
+            found, round_rows = self._split(blocks), round_grouped
+        else:
+            found, round_rows = (
+                convert.split(int(self.kind.type), blocks, self.shape[1], self.form),
+                convert.round,
+            )
+        return round_rows(self._dequantize(blocks), 8, _GROUP) if found is None else found
+
+    def _split(self, blocks: Tensor) -> GroupedInt | None:
+        """Return the codes of some rows; None for a type whose codes are not of one step in a group.
+
+        The step and the minimum of a group are what blocks decode to whose codes are all 1 or all 0.
+        """
+        if self.kind.type not in _CODES_AT:
+            return None
+        start, low_bits = _CODES_AT[self.kind.type]
+        zeros = blocks.clone()
+        cells = zeros.view(len(blocks), -1, self.kind.block_bytes)
+        cells[..., start:] = 0
+        ones = zeros.clone()
+        ones.view_as(cells)[..., low_bits:] = 1 if self.form.bits == 8 else 0x11
+        values, zero, one = (
+            self._dequantize(each).unflatten(1, (-1, _GROUP)) for each in (blocks, zeros, ones)
+        )
+        least, scales = zero[..., 0], (one - zero)[..., 0]
+        minimums = None if self.form.is_centred else least
+        steps = (values if minimums is None else values - least.unsqueeze(-1)) / scales.unsqueeze(-1)
+        codes = steps.nan_to_num_(0.0, 0.0, 0.0).round_()
+        if minimums is not None:
+            codes.clamp_(0, 15 if self.form.bits == 4 else 31)  # steps far below their minimum are not precise
+        return GroupedInt(codes.to(torch.int8).flatten(1), scales, minimums, _GROUP, self.form.bits)
 
     def _dequantize(self, blocks: Tensor) -> Tensor:
         with np.errstate(invalid="ignore", over="ignore"):  # infinite scales are the file's own
@@ -78,6 +107,11 @@ _BITS: dict[Type, Bits] = {
     **dict.fromkeys((Type.Q5_0, Type.Q5_1, Type.Q5_K, Type.MXFP4), 6),
 }
 _WITH_MINIMUMS = (Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K)
+# The first byte of a block's codes, and of their lowest bits.
+_CODES_AT: dict[Type, tuple[int, int]] = {
+    Type.Q4_0: (2, 2), Type.Q4_1: (4, 4), Type.Q4_K: (16, 16), Type.Q8_0: (2, 2), Type.MXFP4: (1, 1),
+    Type.Q5_0: (2, 6), Type.Q5_1: (4, 8), Type.Q5_K: (16, 48),
+}  # fmt: skip
 # By the number of the type in the file.
 KINDS = {
     int(each): Kind(each)

@@ -10,7 +10,7 @@ import pytest
 from tests.kernels.triton.conftest import IS_INTERPRETED
 
 ROOT = Path(__file__).resolve().parents[3]
-NAMES = ("paged_attention", "self_check", "sampling", "experts", "states", "elementwise", "lora", "linear")
+NAMES = ("paged_attention", "self_check", "sampling", "experts", "states", "elementwise", "lora", "linear", "models")
 
 
 @pytest.mark.timeout(900)
