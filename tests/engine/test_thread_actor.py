@@ -74,6 +74,15 @@ async def test_a_wait_ends_although_its_thread_was_stopped_beyond_the_deadline()
         signal.signal(signal.SIGUSR1, previous)
 
 
+async def test_an_exception_comes_out_of_run() -> None:
+    actor = ThreadListener()
+    async with running(actor) as task:
+        actor.tell("burn")
+        with pytest.raises(RuntimeError, match="on fire"):
+            await task
+    assert actor.thread is not None and not actor.thread.is_alive()
+
+
 class GatedListener(ThreadActor[threading.Event]):
     """Waits for each event that it hears."""
 
