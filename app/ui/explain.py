@@ -13,6 +13,7 @@ from engine import (
     EngineSleeping,
     InvalidRequest,
     LeaseRefused,
+    PromptTooLong,
     RequestTimeout,
 )
 from grammar import GrammarError, UnsupportedGrammar
@@ -77,6 +78,10 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
             return Explanation("This file cannot be read.", why, "Attach a text file or a PDF with text in it.")
         case InvalidRequest(param="message"):
             return Explanation("The message is too long.", why, "Shorten it, or attach a part of the file.")
+        case PromptTooLong(param="messages"):
+            return Explanation(
+                "The text is too long for this model.", why, "Shorten it, or load a model with a longer context."
+            )
         case InvalidRequest(param="conversation"):
             return Explanation(
                 "The conversation is too long.",

@@ -271,6 +271,18 @@ def test_choosing_a_sample_brings_its_text_and_schema(site: Site) -> None:
     site.wait_for(lambda: bool(text.input_value()))
     site.wait_for(site.page.get_by_role("radio", name="contact").is_checked)
     site.page.get_by_text("Example: contact 1").wait_for()
+    shown = text.input_value()
+    # Leaving the list without a choice, or with its heading, changes nothing.
+    examples = site.page.get_by_label("Example texts")
+    examples.focus()
+    site.page.keyboard.press("Tab")
+    examples.click()
+    site.page.get_by_role("option").filter(has_text="Examples").first.click()
+    site.page.wait_for_timeout(500)
+    assert text.input_value() == shown
+    examples.click()
+    site.page.get_by_role("option").filter(has_text="invoice").first.click()
+    site.wait_for(lambda: text.input_value() not in ("", shown))
 
 
 def test_a_text_longer_than_the_model_is_read_in_parts(site: Site) -> None:

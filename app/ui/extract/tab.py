@@ -180,7 +180,8 @@ class ExtractTab(ExtractRun):
         self.recent.pick(self.reopen, None, [*proved, self.project, self.kept], **at_once).then(
             None, js=END_CHANGE, **at_once
         )
-        self.sample.input(None, js=BEGIN_CHANGE, **at_once)
+        # "input" also comes when the list is left without a choice.
+        self.sample.select(None, js=BEGIN_CHANGE, **at_once)
         changes = [*panel.changes, self.run_button.click(self.run, inputs, ran, **quiet)]
         self.stop_button.click(self.stop, None, None, **at_once)
         # One after the other, so that each action builds on the one before.
@@ -195,7 +196,7 @@ class ExtractTab(ExtractRun):
         add_approved.click(self.add_approved, [desk.shown, settings[-1]], settings[-1], **quiet)
         changes += [
             self.upload.upload(self.open_file, self.upload, [*ran, *file], **at_once),
-            picked := self.sample.input(self.pick_sample, self.sample, proved, **at_once),
+            picked := self.sample.select(self.pick_sample, self.sample, proved, **at_once),
             panel.describe.click(self.describe, [panel.wish, self.text, self.opened], panel.views, **quiet),
         ]
         picked.then(None, js=END_CHANGE, **at_once)
@@ -280,10 +281,10 @@ class ExtractTab(ExtractRun):
                 yield update
 
     async def pick_sample(self, name: str, request: gr.Request) -> Update:
-        """Show an example text with its schema, in place of text and record."""
-        await self.stops.end(str(request.session_hash))
+        """Show an example text with its schema, in place of text and record; its heading changes nothing."""
         if name not in self.examples.samples:
-            return self._put("")
+            return {self.sample: ""}
+        await self.stops.end(str(request.session_hash))
         opened, schema = open_sample(self.examples.samples[name]), self.examples.schema_for(name)
         views = self.panel.show(self.examples.schemas[schema]) if schema else {}
         return {**self._put(opened.source.text, opened), **views}

@@ -4,7 +4,15 @@ import pytest
 
 from app.extraction import TextTooLong
 from app.ui.explain import explain
-from engine import ConfigError, EngineDead, EngineOverloaded, EngineSleeping, InvalidRequest, RequestTimeout
+from engine import (
+    ConfigError,
+    EngineDead,
+    EngineOverloaded,
+    EngineSleeping,
+    InvalidRequest,
+    PromptTooLong,
+    RequestTimeout,
+)
 from grammar import InvalidGrammar, UnsupportedGrammar
 
 
@@ -13,6 +21,7 @@ from grammar import InvalidGrammar, UnsupportedGrammar
     [
         (EngineOverloaded("512 requests wait", 2.0), "ready", ["queue is full", "512 requests wait.", "in 2 s"]),
         (TextTooLong("3,000 tokens of 2,048"), "ready", ["too long", "3,000 tokens of 2,048.", "Shorten it"]),
+        (PromptTooLong("9 tokens > 5", "messages"), "ready", ["too long for this model", "longer context"]),
         (UnsupportedGrammar("/a", "not", "no way"), "ready", ["“not” at /a", "No way.", "run again"]),
         (UnsupportedGrammar("", "not", "no way"), "ready", ["“not” at the root"]),
         (InvalidGrammar("line 1"), "ready", ["grammar", "Line 1."]),
