@@ -70,7 +70,7 @@ def supports_reasoning(render: Callable[..., str]) -> bool:
     asked = _try(render, [user])
     # a switch that changes the prompt's part about reasoning
     silent = [_try(render, [user], **{name: False}) for name in SWITCHES]
-    if any(text != asked and OPEN in text for text in silent) or asked.rstrip().endswith(OPEN):
+    if any(text != asked and OPEN in text for text in silent) or asked.rstrip().endswith((OPEN, ASSISTANT)):
         return True
     # reasoning is written between the marks, or old reasoning is omitted
     if OPEN in _try(render, [user, answer | {"reasoning_content": PROBE}], add_generation_prompt=False):

@@ -13,6 +13,7 @@ from app.api.protocol import check_choice, read_text
 from app.api.wording import Path, say_place
 from app.extraction.json_spans import scan
 from app.json_text import TOO_MANY_VALUES, ValueCounter, check_values
+from app.reasoning import SWITCHES
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 RESERVED_KWARGS = frozenset([
@@ -184,7 +185,7 @@ def read_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = 
     """Variables for the chat template; names that would change what the renderer does are refused.
 
     Args:
-        effort: the request's reasoning_effort, whose two variables `kwargs` may set otherwise.
+        effort: the request's reasoning_effort, whose variables `kwargs` may set otherwise.
     """
     for name in kwargs or {}:
         if name in RESERVED_KWARGS or not name.isidentifier():
@@ -192,8 +193,8 @@ def read_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = 
     if kwargs and len(kwargs) > MAX_KWARGS:
         raise BadRequest(f"chat_template_kwargs has more than {MAX_KWARGS} entries", "chat_template_kwargs", None)
     known: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-    if effort == "none":
-        known["enable_thinking"] = False
+    if effort == "none" and not any(name in (kwargs or {}) for name in SWITCHES):
+        known |= dict.fromkeys(SWITCHES, False)
     return known | dict(kwargs or {})
 
 

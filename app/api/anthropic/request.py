@@ -25,6 +25,7 @@ from app.api.protocol import (
 )
 from app.api.tools.use import CHOICE, ToolChoice
 from app.api.wording import Path
+from app.reasoning import SWITCHES
 
 Json = dict[str, Any]
 
@@ -160,5 +161,7 @@ def _read_thinking(thinking: Json | None, fields: Mapping[str, Any]) -> Json:
     # adaptive is the model's default; chat_template_kwargs that are not an object are rejected later
     if kind != "adaptive" and (kwargs is None or isinstance(kwargs, dict)):
         # templates of models that think take it; the others ignore it
-        found["chat_template_kwargs"] = {"enable_thinking": kind == "enabled", **(kwargs or {})}
+        given: Json = kwargs or {}
+        switches = () if any(name in given for name in SWITCHES) else SWITCHES
+        found["chat_template_kwargs"] = dict.fromkeys(switches, kind == "enabled") | given
     return found

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from app.api.chat import UNSET
-from app.reasoning import Thinking, find_thinking, make_splitter
+from app.reasoning import SWITCHES, Thinking, find_thinking, make_splitter, supports_reasoning
 from grammar import Reasoning
 from tests.app.api.harness import CHAT, Server, Start
 from tests.fakes import FakeEngine, FakeTokenizer
@@ -94,6 +94,7 @@ async def test_the_analysis_channel_is_reasoning_and_a_grammar_begins_in_the_fin
     assert params.grammar.reasoning == Reasoning(None, "<|channel|>final<|message|>", True)
     _, reply = await server.chat()
     assert message_of(reply)["content"] == RECORD
+    assert supports_reasoning(ChannelTokenizer().apply_chat_template)
 
 
 async def test_reasoning_that_is_switched_off_is_absent(start: Start) -> None:
@@ -314,6 +315,21 @@ async def test_the_effort_of_reasoning_reaches_the_template(
         assert status == 200, reply
         heard = tokenizer.variables
         assert (heard.get("reasoning_effort"), heard.get("enable_thinking")) == (effort, is_on), path
+        # Templates have their switch under either name; one that the request sets stands alone.
+        assert heard.get("thinking") == (None if "chat_template_kwargs" in fields else is_on), path
+
+
+@pytest.mark.parametrize(("kind", "is_on"), [("enabled", True), ("disabled", False), ("adaptive", None)])
+async def test_anthropics_thinking_reaches_the_template_under_both_names(
+    start: Start, kind: str, is_on: bool | None
+) -> None:
+    tokenizer = ListeningTokenizer()
+    server = await start(FakeEngine(tokenizer=tokenizer))
+    body = CHAT | {"max_tokens": 9, "thinking": {"type": kind}}
+    for _ in range(2):  # after the first nothing is tried out with the template
+        status, reply = await server.post("/v1/messages", body)
+        assert status == 200, reply
+    assert [tokenizer.variables.get(name) for name in SWITCHES] == [is_on, is_on]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"])
