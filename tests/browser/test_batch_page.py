@@ -49,7 +49,7 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     vendor.fill("Northwind & Sons")
     vendor.press("Tab")
     site.page.locator("#batch-records").get_by_text("Northwind & Sons").wait_for()
-    site.page.get_by_role("button", name="Approve").click()
+    site.approve()
     site.page.get_by_text("Row 2 of 8").wait_for()
     assert vendor.input_value() == "Northwind Paper Ltd"  # what was typed stays in its row
     site.page.locator("#batch-progress").get_by_text("1 approved").wait_for()

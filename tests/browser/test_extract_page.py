@@ -74,6 +74,17 @@ def is_on_first_screen(site: Site, node: Any) -> bool:
     return bool(site.page.evaluate("scrollY") == 0 and box["y"] + box["height"] <= site.page.viewport_size["height"])
 
 
+def test_approve_first_leads_to_a_marked_value_that_nobody_saw(site: Site) -> None:
+    site.open("extract")
+    site.page.get_by_role("button", name="Look at 1, then approve").click()
+    site.wait_for(lambda: site.page.evaluate("document.activeElement.ariaLabel") == "vendor")
+    badge = site.page.locator("#extract .record-status .status-line")
+    assert "please check" in badge.inner_text()
+    site.page.get_by_role("button", name="Approve, 10 unseen").click()
+    badge.get_by_text("approved", exact=True).wait_for()
+    site.page.get_by_role("button", name="No more to check").wait_for()
+
+
 def test_the_tab_key_and_clicks_into_the_evidence_lead_to_values(site: Site) -> None:
     site.page.set_viewport_size({"width": 1280, "height": 480})
     site.open("extract")
@@ -125,7 +136,7 @@ def test_an_approved_record_is_found_again_from_another_page_of_the_browser(site
     email.fill("ada@example.org")
     email.press("Tab")
     site.page.get_by_text("typed by you").wait_for()
-    site.page.get_by_role("button", name="Approve").click()
+    site.approve()
     site.page.locator("#recent option", has_text="· approved").wait_for(state="attached")
     site.page.close()
     site.page = site.page.context.new_page()
@@ -208,7 +219,7 @@ def test_corrections_show_at_once_and_an_approved_record_is_compared_with_later_
     total.press("Tab")
     badge = site.page.locator("#extract .record-status .status-line")
     site.wait_for(lambda: "not valid" in badge.inner_text() and "/total" in badge.inner_text())
-    site.page.get_by_role("button", name="Approve").click()
+    site.approve()
     badge.get_by_text("not done").wait_for()
     total.click()
     site.page.get_by_role("button", name="Undo").click()
@@ -221,7 +232,7 @@ def test_corrections_show_at_once_and_an_approved_record_is_compared_with_later_
     items.last.click()
     site.wait_for(lambda: items.count() == count - 1)
     assert vendor.input_value() == "Northwind Ltd"
-    site.page.get_by_role("button", name="Approve").click()
+    site.approve()
     badge.get_by_text("approved", exact=True).wait_for()
     site.reload()
     vendor.wait_for()  # the record is back, and its view has been chosen

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import itertools
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.extraction import Evidence, ExtractionResult, Leaf, describe_added
@@ -13,6 +12,7 @@ from app.extraction.json_spans import Path
 from app.extraction.pointers import escape_pointer
 from app.extraction.review import Change
 from app.ui.extract.shown import Shown, digest
+from app.ui.extract.table_rows import count_rows
 from app.ui.figures import describe_output
 
 EMPTY = (
@@ -24,14 +24,6 @@ NO_SOURCE = (
     "<p>After an extraction it is shown here with its evidence marked.</p></div>"
 )
 HELP = "Enter: this value is right, on to the next. Alt and arrow: step. Esc: as before."
-# A row ends in an amount, or has several cells: two spaces, a tab or a bar apart.
-AMOUNT_AT_END = re.compile(r"\d[\d.,]*\s*(?:[A-Z]{3}|[€$£])?\s*$")
-CELLS = re.compile(r"\s{2,}|\t|\s*\|\s*|;")
-NUMBER = re.compile(r"\d")
-SUM = re.compile(r"\b(?:sub)?total\b|\bsum\b|\bvat\b|\btax\b|\bbalance\b|\bpage\b", re.IGNORECASE)
-# Other lines that may stand between two rows, as at the break of a page.
-MAX_BETWEEN = 4
-MIN_ROWS = 3
 
 
 def render_badge(kind: str, text: str, detail: str = "") -> str:
@@ -45,6 +37,10 @@ def render_status(shown: Shown) -> str:
     result = shown.result
     if shown.is_approved:
         count, unseen = len(result.leaves), len(shown.unseen)
+        if shown.to_check:
+            num_open = len(shown.to_check)
+            words = f"{num_open} marked value{'s' * (num_open > 1)} unseen, still to check"
+            return render_badge("cut", "approved", words)
         words = f"{unseen} of {count} values unseen, which do not count as checked" if unseen else "every value checked"
         return render_badge("good", "approved", words)
     if not result.valid:
@@ -82,6 +78,7 @@ class _View:
         self.reasons = shown.reasons if shown else {}
         self.changes = shown.changes if shown else {}
         self.unseen = frozenset(shown.unseen) if shown else frozenset()
+        self.to_check = frozenset(shown.to_check) if shown else frozenset()
 
     def render(self) -> str:
         numbered = list(enumerate(self.leaves))
@@ -161,8 +158,7 @@ class _View:
         words = [{str: "text", bool: "flag", type(None): "null"}.get(type(leaf.value), "number")]
         if self.shown is not None:
             pointer = leaf.pointer
-            is_flagged = pointer in self.reasons
-            words += ["flagged"] * (is_flagged and not self.shown.is_approved and pointer not in self.shown.checked)
+            words += ["flagged"] * (pointer in self.to_check)
             words += ["checked"] * (pointer in self.shown.checked)
             words += ["seen"] * (pointer not in self.unseen)
             words += ["by-hand"] * (pointer in self.shown.by_hand)
@@ -228,16 +224,20 @@ def _find_owner(path: Path, lists: set[Path]) -> Path | None:
 
 def _render_review(shown: Shown) -> str:
     text = f"{len(shown.to_check)} to check" if shown.to_check else "No more to check"
-    unseen = f", {len(shown.unseen)} unseen" if shown.unseen else ""
     changes = shown.changes.values()
     num_same = sum(change.kind == "same" for change in changes)
     against = f'<span class="against">{num_same} of {len(changes)} fields as approved before</span>' if changes else ""
     disabled = " disabled" if shown.is_approved else ""
+    num_to_look = len(set(shown.to_check).intersection(shown.unseen))
+    unseen = f", {len(shown.unseen)} unseen" if shown.unseen else ""
+    approve = f"Look at {num_to_look}, then approve" if num_to_look else f"Approve{unseen}"
+    if shown.is_approved:
+        approve = f"Approved{unseen}"
     return (
         f'<div class="review"><button type="button" data-act="next" data-key="next" title="{HELP}"'
         f'{"" if shown.to_check else " disabled"}>{text}</button>'
         f'<button type="button" class="approve" data-act="approve" data-key="approve"{disabled}>'
-        f"{'Approved' if disabled else 'Approve'}<span>{unseen}</span></button>{against}</div>"
+        f"{approve}</button>{against}</div>"
     )
 
 
@@ -339,20 +339,3 @@ def render_figures(result: ExtractionResult) -> str:
         parts.append("added limits: " + ", ".join(added))
     notes = "".join(f'<div class="note">{html.escape(note)}</div>' for note in result.notes)
     return f'{notes}<div class="figures-line">{html.escape(" · ".join(parts))}</div>'
-
-
-def count_rows(text: str) -> int:
-    """Return the rows of the longest table; 0 for fewer than three, which prose may have."""
-    longest = run = between = 0
-    for line in filter(None, map(str.strip, text.splitlines())):
-        cells = [cell for cell in CELLS.split(line) if cell.strip()]
-        num_numbers = sum(bool(NUMBER.search(word)) for word in line.split())
-        is_row = num_numbers >= 2 and not SUM.search(line) and (len(cells) >= 3 or bool(AMOUNT_AT_END.search(line)))
-        if is_row:
-            run, between = run + 1, 0
-        else:
-            between += 1
-            if between > MAX_BETWEEN:
-                run = 0
-        longest = max(longest, run)
-    return longest if longest >= MIN_ROWS else 0

@@ -80,8 +80,9 @@ class Shown:
 
     @property
     def to_check(self) -> list[str]:
-        """Return the pointers of the values that the user still has to check."""
-        return [] if self.is_approved else [pointer for pointer in self.reasons if pointer not in self.checked]
+        """Return the pointers of the values that the user still has to check; an approval covers only those seen."""
+        done = self.checked | self.seen | self.by_hand if self.is_approved else self.checked
+        return [pointer for pointer in self.reasons if pointer not in done]
 
     @property
     def unseen(self) -> list[str]:

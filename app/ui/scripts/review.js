@@ -24,16 +24,19 @@ const act = (action, pointer) => trigger("act", {
   action, pointer, seen: all(".seen .value").map((input) => input.dataset.pointer),
   edits: Object.fromEntries(all(".value").filter(isEdited).map((input) => [input.dataset.pointer, input.value])),
 });
+const goTo = (cell) => {
+  const input = cell.querySelector(".value");
+  input.focus();
+  input.select();
+  cell.scrollIntoView({ block: "nearest" });
+};
 const step = (isBack) => {
   const open = all(".flagged"), cells = all("[data-field]");
   const at = cells.indexOf(document.activeElement?.closest("[data-field]"));
   const ahead = open.filter((cell) => (isBack ? cells.indexOf(cell) < at : cells.indexOf(cell) > at));
   const next = isBack ? ahead.at(-1) ?? open.at(-1) : ahead[0] ?? open[0];
   if (!next || (next === cells[at] && open.length === 1)) { element.querySelector(".approve")?.focus(); return; }
-  const input = next.querySelector(".value");
-  input.focus();
-  input.select();
-  next.scrollIntoView({ block: "nearest" });
+  goTo(next);
 };
 
 // Every correction draws the record again: what had the focus gets it back, with what was typed meanwhile.
@@ -58,14 +61,17 @@ element.addEventListener("focusin", ({ target }) => {
   if (!target.matches?.(".value")) return;
   globalThis.lookedAt = target.dataset.pointer;
   target.closest("[data-field]").classList.add("seen");
-  const numUnseen = all("[data-field]:not(.seen)").length, unseen = element.querySelector(".approve span");
-  if (unseen) unseen.textContent = numUnseen ? `, ${numUnseen} unseen` : "";
+  const [numToLook, numUnseen] = [".flagged", "[data-field]"].map((cells) => all(`${cells}:not(.seen)`).length);
+  const button = element.querySelector(".approve"), word = button?.disabled ? "Approved" : "Approve";
+  if (button) button.textContent = numToLook && !button.disabled ? `Look at ${numToLook}, then approve` : numUnseen ? `${word}, ${numUnseen} unseen` : word;
   trigger("look");
 });
 element.addEventListener("change", ({ target }) => { if (target.matches?.(".value") && isEdited(target)) act("edit", target.dataset.pointer); });
 const press = (event) => {
   const button = event.target.closest?.("[data-act]");
   if (!button) return;
+  const unseen = button.dataset.act === "approve" && element.querySelector(".flagged:not(.seen)");
+  if (unseen) { goTo(unseen); return; }
   if (button.dataset.act === "next") { step(false); return; }
   if (held) held.text = null;
   act(button.dataset.act, button.dataset.pointer);

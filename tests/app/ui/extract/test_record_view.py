@@ -11,7 +11,6 @@ from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
 from app.ui.extract.record_view import (
     EMPTY,
-    count_rows,
     render_fields,
     render_figures,
     render_growing,
@@ -20,6 +19,7 @@ from app.ui.extract.record_view import (
     show_path,
 )
 from app.ui.extract.shown import Shown
+from app.ui.extract.table_rows import count_rows
 from tests.fakes import PERSON, FakeEngine
 
 
@@ -43,24 +43,28 @@ async def test_values_and_source_are_escaped_and_linked() -> None:
 async def test_a_flagged_value_says_why_in_the_open_and_a_sure_one_has_no_figure() -> None:
     page = show(result := await extract("nobody"))
     assert page.count("Check: not in the text") == 2 and ">2 to check</button>" in page
-    assert "Approve<span>, 2 unseen<" in page
+    assert ">Look at 2, then approve</button>" in page
     assert "<mark" not in render_source(result.leaves, result.evidence, "nobody")
     found = dataclasses.replace(await extract("Ada <b> 36"), flags={"/name": ("the model was unsure",)})
     page = show(found)
     assert page.count("Check: the model was unsure") == 1 and "%" not in page
     checked = Shown(found, "", PERSON).act({"action": "check", "pointer": "/name"})
     page = render_fields(checked)
-    assert "checked by you: the model was unsure" in page and "Approve<span>, 1 unseen<" in page
+    assert "checked by you: the model was unsure" in page and ">Approve, 1 unseen</button>" in page
 
 
 async def test_an_approval_says_what_nobody_looked_at() -> None:
     found = dataclasses.replace(await extract("Ada <b> 36"), flags={"/name": ("the model was unsure",)})
     shown = Shown(found, "", PERSON)
     blind = shown.act({"action": "approve"})
-    assert "approved unseen: the model was unsure" in render_fields(blind) and blind.to_check == []
-    assert "2 of 2 values unseen" in render_status(blind)
+    assert "approved unseen: the model was unsure" in render_fields(blind) and blind.to_check == ["/name"]
+    assert ">1 to check</button>" in render_fields(blind) and "flagged" in render_fields(blind)
+    assert "status-line cut" in render_status(blind) and "1 marked value unseen" in render_status(blind)
+    late = blind.act({"action": "check", "pointer": "/name"})
+    assert late.to_check == [] and "1 of 2 values unseen" in render_status(late)
     seen = shown.act({"action": "approve", "seen": ["/name", "/age", "/other"]})
     assert "checked by you: the model was unsure" in render_fields(seen) and "every value" in render_status(seen)
+    assert seen.to_check == [] and "flagged" not in render_fields(seen)
 
 
 def test_a_growing_record_shows_values_without_judging_them() -> None:
@@ -90,6 +94,8 @@ async def test_a_list_is_a_grid_with_a_row_for_each_item_and_says_what_it_may_la
         ("a | 1 | 2\nb | 3 | 4\n\nPage 2 of 2\n\nc | 5 | 6", 3),
         ("Meet me on 3 May at 10:30.\nI have 2 cats.", 0),
         ("1 x lamp, 49.50 EUR\n2 x chair, 80.00 EUR", 0),
+        ("Phone case 2 19.90\nDue notes 1 2.00\nPen 1 1.00", 3),
+        ("Date: 14 March 2026\nInvoice 7731 of 2026\nBath, 9 May 2026\n1 tea, 2.00\n3 milk, 2.00\n1 pie, 4.00", 3),
     ],
 )
 def test_the_rows_of_a_table_are_counted_and_prose_has_none(text: str, count: int) -> None:
