@@ -62,6 +62,14 @@ def test_the_list_of_chats_is_open_on_a_wide_screen_until_it_is_closed(chromium:
     site.composer.wait_for()
     site.page.wait_for_timeout(3500)  # longer than the page tries to open it
     assert chats.get_attribute("aria-expanded") == "false"
+    site.toggle("Chats")
+    site.go_to("Engine")
+    # No room is kept for a list that is not shown.
+    site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] < 40, 20)
+    site.go_to("Chat")
+    site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] > 200, 20)
+    site.page.set_viewport_size({"width": 720, "height": 800})
+    site.wait_for(lambda: chats.get_attribute("aria-expanded") == "false")
     context.close()
 
 

@@ -3,7 +3,9 @@ const host = element.querySelector(".chats");
 let wanted = "", store = { chats: [], current: null, leaf: null };
 
 // On a narrow screen the list covers the chat.
-const close = () => { if (matchMedia("(max-width: 768px)").matches) document.querySelector("#chats.open .toggle-button")?.click(); };
+const narrow = matchMedia("(max-width: 768px)");
+const close = () => { if (narrow.matches && element.isConnected) document.querySelector("#chats.open .toggle-button")?.click(); };
+narrow.addEventListener("change", close);
 // On a wide one there is room for both, unless the list was closed.
 const CLOSED = "troupe-chats-closed", NUM_TRIES = 20, TRY_MS = 150;
 const openIfWide = (number = 0) => {
