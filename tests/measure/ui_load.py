@@ -102,12 +102,15 @@ def read_form(config: dict[str, Any]) -> Form:
     by_name = {each["api_name"]: each for each in reversed(config["dependencies"])}
     props = {each["id"]: each["props"] for each in config["components"]}
     values = []
-    for component_id in by_name["send"]["inputs"][3:]:  # behind text, chat and turn
+    for component_id in by_name["send_entered"]["inputs"][3:]:  # behind text, chat and turn
         setting = props[component_id]
         values.append(WANTED.get(setting.get("label"), setting.get("value")))
-    numbers = {name: by_name[name]["id"] for name in ("send", "watch", "stop", "end")}
+    numbers = {name: by_name[name]["id"] for name in ("watch", "stop", "end")}
     strip = next(number for number, each in props.items() if each.get("elem_id") == "strip")
-    return Form(settings=values, strip=strip, **numbers)
+    return Form(settings=values, strip=strip, send=by_name["send_entered"]["id"], **numbers)
+
+
+ENTERED = {"id": 1}  # what the page's outbox says of a message
 
 
 class Page:
@@ -142,7 +145,7 @@ class Page:
             await asyncio.sleep(STRIP_INTERVAL_S)
 
     async def _call(self, number: int, data: list[Any], route: str = "run/predict") -> dict[str, Any]:
-        body = {"data": data, "fn_index": number, "session_hash": self.name}
+        body = {"data": data, "fn_index": number, "session_hash": self.name, "event_data": ENTERED}
         async with self.session.post(f"{self.url}/{route}", json=body) as reply:
             reply.raise_for_status()
             answer: dict[str, Any] = await reply.json()

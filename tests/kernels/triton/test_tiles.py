@@ -89,6 +89,12 @@ def test_the_rest_of_a_prompt_takes_scratch_for_its_own_tokens(monkeypatch: pyte
     assert launch([(700, 8192), *decodes, (16, 8192)], monkeypatch)[0] == mixed * 66 // 65
 
 
+@pytest.fixture(autouse=True)
+def capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device, which is not there, is of sm_80."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+
+
 @pytest.mark.parametrize(
     "lens",
     [
