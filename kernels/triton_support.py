@@ -1,4 +1,4 @@
-"""Checks whether Triton can run on this machine, and lists the errors of its launches; importable without Triton."""
+"""Checks whether Triton can run here, and lists the errors of its launches. The module needs no Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies from host to device that do not block the host."""
+"""Copies data from the host to the device without blocking the host."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class EngineCollector(Collector):
 
 
 class PoolCollector(Collector):
-    """The metrics of several engines, told apart by their model_name."""
+    """The metrics of several engines; the label model_name says whose they are."""
 
     def __init__(self, engines: Sequence[Engine], prefix: str) -> None:
         self.collectors = [EngineCollector(engine, prefix) for engine in engines]

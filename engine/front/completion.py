@@ -65,7 +65,7 @@ class NoText:
 
 
 class Completion:
-    """One of the n completions of a request. Whoever appends to `token_ids` then calls `find_stop` if `has_stops`.
+    """One of the n completions of a request. After appending to `token_ids`, call `find_stop` if `has_stops`.
 
     Args:
         tokenizer: None: the text is empty, and stop strings are not looked for.

@@ -1,8 +1,8 @@
 """Low-rank products of adapters: two launches per matrix, whatever the number of adapters.
 
-A program computes one row, so its sums have one order in any batch. A table of addresses tells it where its adapter's
-matrices are. An entry is (A, scales, ranks, number of parts), and for each part (B, factor, offset, start, width, first
-rank, rank).
+A program computes one row, so its sums have one order in any batch. It finds the matrices of its adapter through a
+table of addresses. An entry is (A, scales, ranks, number of parts), and for each part (B, factor, offset, start, width,
+first rank, rank).
 """
 
 from __future__ import annotations

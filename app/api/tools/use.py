@@ -184,8 +184,8 @@ def use_tools(
         message = f"{answer.param} cannot shape the answer of a request with tools; use tool_choice none or required"
         raise BadRequest(message, "tool_choice", "too_many_constraints")
     written = written if len(used) == len(tools) else _write(used)
-    spec, told = _make_spec(style, written, is_forced, is_parallel, None if answer is None else answer.spec)
-    for message in told:
+    spec, warnings = _make_spec(style, written, is_forced, is_parallel, None if answer is None else answer.spec)
+    for message in warnings:
         warn(message)
     shows = body.include_reasoning is not False
     return ToolUse(used, spec, style, is_forced, is_parallel, answer, shows, calls_field)
@@ -352,12 +352,12 @@ def _check_schemas(tools: str) -> None:
 def _make_spec(
     style: ToolStyle, tools: str, is_forced: bool, is_parallel: bool, answer: GrammarSpec | None
 ) -> tuple[GrammarSpec, tuple[str, ...]]:
-    """Return the grammar of an answer with tools, and what the client should be told about it.
+    """Return the grammar of an answer with tools, and the warnings for the client.
 
     Raises ApiError: 400 for a strict tool whose schema cannot be enforced, and for tools that are too large.
     """
     enforced: list[tuple[str, Json]] = []
-    told = []
+    warnings = []
     for name, schema, is_strict in json.loads(tools):
         try:
             refusal = find_tool_refusal(style, schema)
@@ -366,9 +366,9 @@ def _make_spec(
         if refusal is not None and is_strict:
             raise explain_tool(refusal, name) from refusal
         if refusal is not None:
-            told.append(f"the arguments of the tool {name!r} are any object: {refusal}")
+            warnings.append(f"the arguments of the tool {name!r} are any object: {refusal}")
         enforced.append((name, schema if refusal is None else {"type": "object"}))
     try:
-        return make_tool_spec(style, enforced, is_forced, is_parallel, answer), tuple(told)
+        return make_tool_spec(style, enforced, is_forced, is_parallel, answer), tuple(warnings)
     except GrammarError as error:
         raise to_api_error(error, "tools") from error

@@ -167,7 +167,7 @@ def _mark(name: str, record: dict[str, Any]) -> str:
 
 
 def _describe(name: str, record: dict[str, Any]) -> str:
-    """Return what a cell says when it is pointed at: why its values wait for a person."""
+    """Return the tooltip of a cell: the reasons why its values wait for a person."""
     reasons = dict.fromkeys(why for each in _list_inside(name, record["flags"]) for why in record["flags"][each])
     return html.escape(": ".join(filter(None, [name, "; ".join(reasons)])), quote=True)
 

@@ -1,8 +1,8 @@
-"""Approved records in the store, and what they say of the model: how often its values were right as it wrote them.
+"""Approved records in the store, and the accuracy of the model that they show.
 
-An approval has the record, its text, digest of the schema, name of the model, the number of values that nobody looked
-at, and for each other value that the model wrote its field, its confidence (null where the model had no choice) and
-whether the approved record has it.
+An approval holds the record, its text, the digest of the schema, the name of the model and the number of values that
+were approved unseen. For each other value that the model wrote it holds the field, the confidence (null where the
+schema allowed one value only) and whether the approved record kept the value.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ Field = tuple[str, str]  # its name and the share of right values, for people
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What the approved records of one schema say of one model.
+    """The accuracy of one model under one schema, measured on approved records.
 
     Attributes:
-        num_records: those of which a person looked at a value.
-        num_right, num_values: values that the model wrote and a person looked at; those where it had no choice count.
-        num_unseen: values that were approved without a look; they say nothing of the model.
-        sure_from: the least confidence from which on SHARE_RIGHT of the values were right; None if there is none, or
-            fewer than MIN_APPROVED records.
-        num_sure: values of at least that confidence, and those where the model had no choice.
-        fields: from the one that was most often wrong.
+        num_records: the approved records in which a person looked at a value.
+        num_values: the values that the model wrote and a person looked at, also where the schema allowed only one.
+        num_right: how many of these the approved records kept.
+        num_unseen: the values that were approved unseen; they do not count.
+        sure_from: the least confidence above which SHARE_RIGHT of the values were right; None if there is none, or
+            with fewer than MIN_APPROVED records.
+        num_sure: the values of at least that confidence, and those where the schema allowed only one.
+        fields: each field with its share of right values; the field that was wrong most often comes first.
     """
 
     num_records: int
@@ -84,7 +85,7 @@ def find_approvals(db: Connection, owner: str, schema: Schema, model: str | None
 
 
 def read_trust(db: Connection, owner: str, schema: Schema, model: str) -> Trust | None:
-    """Return what the approved records say; None without any."""
+    """Return the accuracy that the approved records show; None without any."""
     approvals = [each for each in find_approvals(db, owner, schema, model) if "looked_at" in each]
     if not approvals:
         return None
@@ -102,7 +103,7 @@ def read_trust(db: Connection, owner: str, schema: Schema, model: str) -> Trust 
 
 
 def render_trust(trust: Trust | None) -> str:
-    """Return what a person may conclude from the approved records of this schema."""
+    """Return the accuracy in words, with a table of the fields, as HTML."""
     if trust is None:
         return ""
     records = "1 record" if trust.num_records == 1 else f"{trust.num_records} records"

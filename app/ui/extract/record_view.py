@@ -101,7 +101,7 @@ class _View:
                     body.append(f'<tr class="group"><th colspan="2">{show_path(parent)}{items}</th></tr>')
             inner = ' class="inner"' if parent else ""
             name = f'<th scope="row"{inner}>{show_name(leaf.path[-1:])}</th>'
-            value = self._render_value(leaf) + self._tell(leaf)
+            value = self._render_value(leaf) + self._render_notes(leaf)
             body.append(f"<tr {self._mark(number, leaf)}>{name}<td>{value}</td></tr>")
         return f"<table><tbody>{''.join(body)}</tbody></table>"
 
@@ -120,8 +120,8 @@ class _View:
             )
             buttons = f'<td class="items">{self._render_items((*path, index))}</td>' if self.shown else ""
             rows.append(f"<tr><th scope='row'>{int(index) + 1}</th>{tds}{buttons}</tr>")
-            if notes := "".join(self._tell(leaf, show_path(name)) for name, (_, leaf) in cells.items()):
-                rows.append(f'<tr class="told"><td></td><td colspan="{len(columns) + 1}">{notes}</td></tr>')
+            if notes := "".join(self._render_notes(leaf, show_path(name)) for name, (_, leaf) in cells.items()):
+                rows.append(f'<tr class="value-notes"><td></td><td colspan="{len(columns) + 1}">{notes}</td></tr>')
         heads = "".join(f'<th scope="col">{show_name(name)}</th>' for name in columns)
         end = '<td class="items"></td>' if self.shown else ""
         return (
@@ -140,8 +140,8 @@ class _View:
         num_rows = count_rows(self.shown.text) if len(group) > num_items else 0
         if num_rows > num_items:
             notes.append(f"the text has a table of {num_rows} rows")
-        told = (html.escape(note.removeprefix(pointer)) for note in notes)
-        return words + "".join(f'<small class="check">{each}</small>' for each in told)
+        texts = (html.escape(note.removeprefix(pointer)) for note in notes)
+        return words + "".join(f'<small class="check">{each}</small>' for each in texts)
 
     def _render_value(self, leaf: Leaf) -> str:
         text = html.escape(_spell(leaf))
@@ -164,11 +164,11 @@ class _View:
             words += ["by-hand"] * (pointer in self.shown.by_hand)
         return f'data-field="{number}" class="{" ".join(words)}"'
 
-    def _tell(self, leaf: Leaf, name: str = "") -> str:
-        """Return what there is to say of a value: why to check it, who typed it, what was approved before."""
+    def _render_notes(self, leaf: Leaf, name: str = "") -> str:
+        """Return the notes on a value: reasons to check it, who typed it, the value approved before."""
         if self.shown is None:
             return ""
-        pointer, told = leaf.pointer, []
+        pointer, notes = leaf.pointer, []
         is_checked = pointer in self.shown.checked
         if pointer in self.reasons:
             kind, sign = (
@@ -176,21 +176,21 @@ class _View:
                 else ("aside", "approved unseen: ") if self.shown.is_approved
                 else ("check", "Check: ")
             )
-            told.append((kind, sign + "; ".join(self.reasons[pointer])))
+            notes.append((kind, sign + "; ".join(self.reasons[pointer])))
         if pointer in self.shown.by_hand:
-            told.append(("aside", "typed by you"))
+            notes.append(("aside", "typed by you"))
         evidence = self.shown.result.evidence.get(pointer)
         page = self.shown.find_page(evidence)
         where = ["written differently in the text"] * (evidence is not None and evidence.match == "normalised")
         where += [f"page {page}"] * bool(page)
         if not name and where:
-            told.append(("aside", ", ".join(where)))
+            notes.append(("aside", ", ".join(where)))
         change = self.changes.get(pointer)
         if change is not None and change.kind in ("changed", "new"):
             before = "absent" if change.kind == "new" else json.dumps(change.verified, ensure_ascii=False)
-            told.append(("check", f"approved before: {before}"))
+            notes.append(("check", f"approved before: {before}"))
         lead = f"<b>{name}</b> " if name else ""
-        return "".join(f'<small class="tell {kind}">{lead}{html.escape(text)}</small>' for kind, text in told)
+        return "".join(f'<small class="tell {kind}">{lead}{html.escape(text)}</small>' for kind, text in notes)
 
     def _render_items(self, path: Path) -> str:
         """Return the buttons of a list item."""
@@ -265,13 +265,13 @@ def show_name(path: Path) -> str:
 
 
 def render_why(shown: Shown, pointer: str) -> str:
-    """Return why a value is what it is: its place in the text, what else the model weighed, what speaks against it."""
+    """Return the reasons for a value: its place in the text, the alternatives that the model weighed, failed checks."""
     leaf = next((each for each in shown.result.leaves if each.pointer == pointer), None)
     if leaf is None:
         return ""
     evidence = shown.result.evidence.get(pointer)
-    told = shown.reasons.get(pointer, ())
-    facts = [("Check", html.escape("; ".join(told)))] if told else []
+    reasons = shown.reasons.get(pointer, ())
+    facts = [("Check", html.escape("; ".join(reasons)))] if reasons else []
     if evidence is not None:
         quote = f"“{html.escape(evidence.quote[:160])}”"
         where = {"exact": quote, "normalised": f"{quote}, written differently"}.get(evidence.match, "not found")
@@ -285,7 +285,7 @@ def render_why(shown: Shown, pointer: str) -> str:
             facts.append(("The schema forbade", " · ".join(map(_render_weighed, choice.forbidden))))
     elif pointer in shown.origin and shown.drafted.output is not None:
         facts.append(("The model", "had no choice: the schema allows nothing else here"))
-    checks = [each for each in shown.result.checks if pointer in each.pointers and each.message not in told]
+    checks = [each for each in shown.result.checks if pointer in each.pointers and each.message not in reasons]
     facts += [("Adds up" if check.holds else "Does not add up", html.escape(check.message)) for check in checks]
     rows = "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in facts)
     return f'<div class="why"><h2>Why <b>{show_path(leaf.path) or "this value"}</b>?</h2><dl>{rows}</dl></div>'

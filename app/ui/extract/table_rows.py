@@ -1,4 +1,4 @@
-"""How many rows the table of a text has: a list of a record with fewer items may lack some."""
+"""Counts the rows of a text's table: a list of the record with fewer items may lack some."""
 
 from __future__ import annotations
 

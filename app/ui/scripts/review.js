@@ -119,7 +119,7 @@ const begin = ({ target, detail }) => {
     if (input) { input.focus(); input.select(); } else openText(source);
   }, 250);
 };
-// What says why a value is so stays at the lower edge, and must not lie over the value.
+// The panel "Why this value?" stays at the lower edge and must not cover the value.
 let explained = "";
 const uncover = () => {
   const why = area.querySelector(".why"), cell = document.activeElement?.closest?.("[data-field]");

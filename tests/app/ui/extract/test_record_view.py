@@ -84,7 +84,7 @@ async def test_a_list_is_a_grid_with_a_row_for_each_item_and_says_what_it_may_la
     assert page.count('class="grid"') == 2 and re.findall(r'scope="col">(\w+)<', page) == ["name", "price", "value"]
     assert page.count("<th scope='row'>1</th>") == 2 and 'aria-label="lines › 2 › name"' in page
     assert "2 rows</small>" in page and "the text has a table of 3 rows" in page and "was ended after item 2" in page
-    assert 'class="told"' in page and "<b>name</b>" not in page.split('class="told"')[0]
+    assert 'class="value-notes"' in page and "<b>name</b>" not in page.split('class="value-notes"')[0]
 
 
 @pytest.mark.parametrize(
