@@ -110,6 +110,7 @@ def test_messages_entered_in_one_breath_are_sent_once_and_in_order(lasting: Site
     lasting.page.locator(".outbox li", has_text="Later").wait_for()
     lasting.reload()
     lasting.wait_for(lambda: lasting.composer.input_value() == "Later")
+    lasting.page.locator("#composer button.stop-button").wait_for()  # the answer is taken up again
     lasting.complaints.clear()  # Gradio's about the stream that the reload cut
     lasting.press_stop()
     lasting.wait_for(lambda: lasting.num_running() == 0)
