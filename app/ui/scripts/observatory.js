@@ -28,6 +28,11 @@ const quantile = (histogram, share) => {
   }
   return 0;
 };
+// The last bucket of a histogram has no upper bound.
+const limit = (histogram, share, within = "within ", over = "over ") => {
+  const found = quantile(histogram, share);
+  return found === Infinity ? over + seconds(histogram.buckets.at(-1)) : within + seconds(found);
+};
 
 const drawTiles = (data) => {
   const { stats, limits } = data;
@@ -47,7 +52,7 @@ const drawTiles = (data) => {
     ["prefix cache hits", `${Math.round(hits * 100)}%`, [`${stats.hit.toLocaleString("en")} of ${stats.queried.toLocaleString("en")} tokens`, ...missed].join(", ")],
     ["KV cache used", `${(stats.kv_usage * 100).toFixed(stats.kv_usage < 0.1 ? 1 : 0)}%`, data.blocks ? `${data.blocks.num_owned} of ${data.blocks.num_blocks.toLocaleString("en")} blocks` : ""],
     ["preemptions", `${stats.preemptions}`, stats.restarts ? `${stats.restarts} restarts` : `${stats.rejected} refused`],
-    ["event-loop lag, p99", stats.histograms.lag?.count ? `≤ ${seconds(quantile(stats.histograms.lag, 0.99))}` : "–", `engine ${data.state}`],
+    ["event-loop lag, p99", stats.histograms.lag?.count ? limit(stats.histograms.lag, 0.99, "≤ ", "> ") : "–", `engine ${data.state}`],
     ["runs on", ...data.runs_on.map(escape)],
   ];
   const drafts = Object.entries(stats.drafts);
@@ -154,9 +159,9 @@ const drawHistogram = (name, histogram) => {
     const label = bound === undefined ? "more" : `≤ ${seconds(bound)}`;
     return `<span class="bar-box" title="${label}: ${count.toLocaleString("en")}"><i style="height:${count ? Math.max(2, (count / top) * 72) : 0}px"></i><small>${index % 2 ? "" : bound === undefined ? "∞" : seconds(bound)}</small></span>`;
   });
-  const p50 = seconds(quantile(histogram, 0.5)), p99 = seconds(quantile(histogram, 0.99));
-  box.innerHTML = `<div class="bars" role="img" aria-label="half of ${histogram.count} within ${p50}, 99 percent within ${p99}">${bars.join("")}</div>`;
-  box.previousElementSibling.textContent = `half within ${p50}, 99% within ${p99}, ${histogram.count.toLocaleString("en")} in all`;
+  const half = limit(histogram, 0.5), most = limit(histogram, 0.99);
+  box.innerHTML = `<div class="bars" role="img" aria-label="half of ${histogram.count} ${half}, 99 percent ${most}">${bars.join("")}</div>`;
+  box.previousElementSibling.textContent = `half ${half}, 99% ${most}, ${histogram.count.toLocaleString("en")} in all`;
 };
 
 let isAsking = false;
