@@ -1,5 +1,6 @@
 """The chat in a real browser: it streams, stops, restores chats, and frees the engine when the page is closed."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,21 @@ def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
     site.page.locator(".branch").get_by_text("2 of 2").wait_for()
     other.page.close()
     assert other.complaints == []
+
+
+def test_a_message_entered_during_an_upload_is_sent_with_its_file(site: Site, tmp_path: Path) -> None:
+    path, upload = tmp_path / "note.txt", re.compile(r"/gradio_api/upload\?")
+    path.write_text("The meeting is at noon.")
+    held: list[Any] = []
+    site.page.route(upload, lambda route: held.append(route))
+    site.page.locator("#composer input[type=file]").set_input_files(path)
+    site.page.locator("#composer [role=status]").wait_for()
+    site.ask("When is it?")
+    site.page.locator(".outbox", has_text="When is it?").wait_for()
+    site.page.unroute(upload)  # which lets the held one go on
+    site.page.locator("#chatbot .user-row").get_by_role("button", name="note.txt").wait_for()
+    site.figures.wait_for()
+    assert site.composer.input_value() == ""
 
 
 def test_the_tokens_of_every_answer_can_be_looked_into_also_after_a_reload(site: Site, tmp_path: Path) -> None:

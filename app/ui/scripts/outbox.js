@@ -9,6 +9,8 @@ const type = (text) => {
 };
 const waiting = []; // {id, chat, text, files}
 let number = 0, drawn = "", sent = null; // the id that is on its way
+let isTaking = false; // the files of the text box, for the message that was entered with them
+const isUploading = () => find("#composer .thumbnails [role=status]") !== null;
 const isHere = ({ chat }) => (chat ?? readCurrent()) === readCurrent();
 const list = element.querySelector(".outbox");
 const draw = () => {
@@ -26,19 +28,23 @@ const takeBack = (message) => {
   draw();
 };
 const enter = (event) => {
-  const box = find(BOX), text = box.value.trim(), hasFiles = find("#composer .thumbnail-item") !== null;
+  const box = find(BOX), text = box.value.trim();
+  const hasFiles = find("#composer .thumbnail-item") !== null || isUploading();
   event.preventDefault();
   event.stopImmediatePropagation();
   if (!text && !hasFiles) return;
   const message = { id: ++number, chat: globalThis.isChatOpen ? readCurrent() : null, text, files: hasFiles ? null : [] };
   waiting.push(message);
   type("");
-  if (hasFiles) trigger("take_files");
   document.dispatchEvent(new Event("entered"));
   pump();
 };
 const pump = () => {
   draw();
+  if (!isTaking && !isUploading() && waiting.some(({ files }) => !files)) {
+    isTaking = true;
+    trigger("take_files");
+  }
   if (sent !== null || !globalThis.isChatOpen || !find("#composer .submit-button")) return;
   const message = waiting.find(isHere);
   if (!message?.files) return;
@@ -49,15 +55,15 @@ const pump = () => {
 globalThis.outbox = {
   returned: [],
   takeFiles: ({ text, files }) => {
-    const message = waiting.findLast((each) => each.files === null);
-    if (message) message.files = files;
+    isTaking = false;
+    for (const [index, message] of waiting.filter((each) => !each.files).entries()) message.files = index ? [] : files;
     pump();
     return { text, files: [] };
   },
   // A message that was taken back, or refused, stands in the text box again, before what was typed since.
   giveBack({ text, files }) {
     const back = this.returned.splice(0);
-    return { text: [...back.map((each) => each.text), text].filter(Boolean).join("\n"), files: [...back.flatMap((each) => each.files), ...files] };
+    return { text: [...back.map((each) => each.text), text].filter(Boolean).join("\n"), files: [...back.flatMap((each) => each.files ?? []), ...files] };
   },
   read: () => { const { text, files } = waiting.find(({ id }) => id === sent); return { text, files }; },
   end() { // without a reply: the server could not be reached
