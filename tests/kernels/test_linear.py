@@ -16,6 +16,19 @@ def make(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+@pytest.fixture(autouse=True)
+def product_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the matrices of int8 products, here exact as CUDA's: those of a CPU with AVX2 saturate in 16 bits."""
+    sizes: list[int] = []
+
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        sizes.extend(b.shape)
+        return (a.long() @ b.long()).int()
+
+    monkeypatch.setattr(torch, "_int_mm", multiply)
+    return sizes
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_packed_matrix_keeps_its_values(dtype: torch.dtype) -> None:
     weight = make(30, 20, dtype=dtype)
@@ -40,20 +53,13 @@ def test_int8_equals_its_slow_twin(num_tokens: int, has_bias: bool, dtype: torch
 
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 1), (9, 16), (16, 9), (50, 57)])
 def test_int8_of_any_size_multiplies_in_sizes_that_cuda_takes(
-    monkeypatch: pytest.MonkeyPatch, num_outputs: int, num_inputs: int
+    product_sizes: list[int], num_outputs: int, num_inputs: int
 ) -> None:
     """Its product wants both sizes of the matrix in eights; a vocabulary may be 50,257."""
-    sizes: list[int] = []
-
-    def multiply(a: Tensor, b: Tensor) -> Tensor:
-        sizes.extend(b.shape)
-        return (a.long() @ b.long()).int()
-
-    monkeypatch.setattr(torch, "_int_mm", multiply)
     weight, x, bias = make(num_outputs, num_inputs), make(3, num_inputs, seed=1), make(num_outputs, seed=2)
     packed = ScaledWeight(weight, torch.int8)
     result = packed.multiply(x, bias)
-    assert sizes and all(size % 8 == 0 for size in sizes)
+    assert product_sizes and all(size % 8 == 0 for size in product_sizes)
     assert result.is_contiguous() and packed.unpack().shape == weight.shape
     torch.testing.assert_close(result, reference.linear_int8(x, weight, bias), atol=1e-4, rtol=1e-4)
 
