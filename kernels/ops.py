@@ -154,7 +154,7 @@ class RunExperts(Protocol):
 
         Args:
             x: [T, M].
-            ids: [T, K] int64, the experts of each token.
+            ids: [T, K] int64, the experts of each token; -1: none, which the native ops do not take.
             weights: [T, K] float32, factors of their results.
             experts: from `pack_experts`.
             out_dtype: of the result, the dtype of x or float32; default: that of x.

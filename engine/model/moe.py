@@ -92,12 +92,12 @@ class Experts(nn.Module):
     def _add_whole(self, hidden: Tensor, ids: Tensor, weights: Tensor, comm: Comm) -> Tensor:
         """As `_run_whole`, without reading counts from a device; the order of additions depends on the ranks.
 
-        A pair of another rank's expert is computed with one of the rank's own experts, and has weight 0.
+        The pairs of other ranks' experts are skipped.
         """
         own = ids - self._first
         is_own = (own >= 0) & (own < self._num_experts)
         run, packed = self._packed[0]
-        part = run(hidden, own.remainder(self._num_experts), weights * is_own, packed, torch.float32)
+        part = run(hidden, own.where(is_own, -1), weights, packed, torch.float32)
         return comm.sum(part).to(hidden.dtype)
 
     def pack(self, ops: Ops, quantization: Quantization | None) -> None:

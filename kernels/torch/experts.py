@@ -76,9 +76,8 @@ def estimate_scratch(num_tokens: int, top_k: int, hidden_size: int, inner_size: 
 def _run_part(x: Tensor, ids: Tensor, weights: Tensor, experts: TorchExperts) -> Tensor:
     num_tokens, top_k = ids.shape
     order = ids.flatten().argsort(stable=True)
-    counts = ids.flatten().bincount(minlength=len(experts.down)).tolist()
-    results = torch.empty(num_tokens * top_k, x.shape[1], dtype=torch.float32, device=x.device)
-    start = 0
+    start, *counts = (ids.flatten() + 1).bincount(minlength=len(experts.down) + 1).tolist()
+    results = torch.zeros(num_tokens * top_k, x.shape[1], dtype=torch.float32, device=x.device)
     for expert, count in enumerate(counts):
         if count:
             pairs = order[start : start + count]

@@ -32,6 +32,7 @@ BITS: dict[str, tuple[Bits, Bits]] = {"int4": (4, 6), "int6": (6, 6), "int8": (8
 def combine_experts_kernel(
     out_ptr: tl.tensor,
     results_ptr: tl.tensor,
+    ids_ptr: tl.tensor,
     weights_ptr: tl.tensor,
     SIZE: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -43,7 +44,8 @@ def combine_experts_kernel(
     total = tl.zeros([BLOCK], dtype=tl.float32)
     for slot in range(TOP_K):
         pair = token * TOP_K + slot
-        result = tl.load(results_ptr + pair * SIZE + column, mask=mask, other=0.0)
+        size = tl.where(tl.load(ids_ptr + pair) >= 0, SIZE, 0)
+        result = tl.load(results_ptr + pair * SIZE + column, mask=column < size, other=0.0)
         total += tl.load(weights_ptr + pair) * result
     tl.store(out_ptr + token * SIZE + column, total.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -119,7 +121,7 @@ def run_experts(
     inner = multiply(x, experts.gate_up, experts.gate_up_bias, activation=experts.activation, routes=routes)
     results = multiply(inner, experts.down, experts.down_bias, torch.float32, routes=routes)
     combine_experts_kernel[(num_tokens, triton.cdiv(size, BLOCK_COMBINE))](
-        *(out, results, weights), SIZE=size, TOP_K=top_k, BLOCK=BLOCK_COMBINE, num_warps=4, **FUSED
+        *(out, results, ids, weights), SIZE=size, TOP_K=top_k, BLOCK=BLOCK_COMBINE, num_warps=4, **FUSED
     )
     return out
 

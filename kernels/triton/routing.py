@@ -104,8 +104,8 @@ def group_pairs_kernel(
     counts = tl.zeros([BLOCK_EXPERTS], tl.int32)
     for start in range(0, num_pairs, BLOCK):
         is_pair = start + lanes < num_pairs
-        ids = tl.load(ids_ptr + start + lanes, mask=is_pair, other=0).to(tl.int32)
-        counts += tl.histogram(ids, BLOCK_EXPERTS, mask=is_pair)
+        ids = tl.load(ids_ptr + start + lanes, mask=is_pair, other=-1).to(tl.int32)
+        counts += tl.histogram(ids, BLOCK_EXPERTS, mask=ids >= 0)
     tiles = (counts + BLOCK_ROWS - 1) // BLOCK_ROWS
     is_before, is_own = experts < expert, experts == expert
     first, first_tile = tl.sum(tl.where(is_before, counts, 0), 0), tl.sum(tl.where(is_before, tiles, 0), 0)
@@ -128,9 +128,9 @@ def group_pairs_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The pairs (token, slot) of a step, sorted by expert; pair = token * K + slot."""
+    """The pairs (token, slot) of a step that have an expert, sorted by it; pair = token * K + slot."""
 
-    pairs: Tensor  # [T * K] int64
+    pairs: Tensor  # [T * K] int64; undefined after the last pair with an expert
     tile_experts: Tensor  # [tiles] int32, -1: no rows
     tile_starts: Tensor  # [tiles] int32, the first place of each tile's rows
     segment_ends: Tensor  # [E] int32, the place after each expert's rows

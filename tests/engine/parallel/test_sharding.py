@@ -20,6 +20,7 @@ from engine.model.sharding import Sharding, check_shardable
 from engine.parallel.load import limit_ops
 from engine.parallel.shared_memory import SharedMemoryComm, make_memory, make_pipes
 from kernels.cpu import make_native_ops
+from kernels.torch import experts
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
 from tests.engine.model.test_moe_families import save_mxfp4
 from tests.kernels.cpu.conftest import require_library
@@ -200,8 +201,21 @@ def test_the_end_of_a_rank_ends_the_waiting_of_the_others() -> None:
 def test_ranks_that_add_their_experts_results_give_the_logits_of_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """GPUs do so, because counting the pairs of each rank would wait for the device."""
-    run = partial(compute_logits, save(make_transformers_model("qwen3_moe", **EIGHTHS, num_experts=7), tmp_path), None)
-    one = run(Sharding(is_sliced=True, has_whole_experts=True))
+    """GPUs do so, because counting the pairs of each rank would wait. No rank computes pairs of others."""
+    folder = save(make_transformers_model("qwen3_moe", **EIGHTHS, num_experts=7), tmp_path)
+    num_rows = []
+
+    def count(rows: Tensor, *rest: Any) -> Tensor:
+        num_rows.append(len(rows))
+        return run_expert(rows, *rest)
+
+    def run(sharding: Sharding) -> Tensor:
+        return drive(load_model(folder, sharding=sharding))
+
+    run_expert = experts._run_expert
+    monkeypatch.setattr(experts, "_run_expert", count)
+    one, num_pairs = run(Sharding(has_whole_experts=True)), sum(num_rows)
+    num_rows.clear()
     monkeypatch.setattr(Experts, "_run_whole", Experts._add_whole)
     torch.testing.assert_close(run_ranks(4, run, has_whole_experts=True)[0], one, atol=5e-5, rtol=0)
+    assert sum(num_rows) == num_pairs

@@ -364,7 +364,7 @@ SMALL = {
         {"NUM_EXPERTS": 128, "BLOCK_EXPERTS": 128, "BLOCK_ROWS": 16, "BLOCK": 1024}, 4, False,
     ),
     "combine_experts": (
-        combine_experts_kernel, {"out_ptr": "*bf16", "results_ptr": "*fp32", "weights_ptr": "*fp32"},
+        combine_experts_kernel, {"out_ptr": "*bf16", "results_ptr": "*fp32", "ids_ptr": "*i64", "weights_ptr": "*fp32"},
         {"SIZE": 2048, "TOP_K": 8, "BLOCK": 1024}, 4, True,
     ),
     "gather_tokens": (gather_tokens_kernel, STEP, {"NUM_GROUPS": 2, "BLOCK_SIZE": 16, "BLOCK": 128}, 4, False),

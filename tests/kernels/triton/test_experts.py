@@ -70,6 +70,20 @@ def test_every_pair_is_in_one_tile_of_its_expert(device: torch.device, num_token
     assert sorted(found) == list(range(ids.numel()))
 
 
+def test_pairs_without_an_expert_are_skipped(device: torch.device) -> None:
+    """Such as those of other ranks' experts; a token may have no expert at all."""
+    weights = make_experts(5, 40, 24)
+    experts = pack_experts(move(weights, device), None, device=device)
+    x, ids, factors = make_routes(50, 40, 5, 3)
+    ids[(ids > 2) | (torch.arange(50) == 7)[:, None]] = -1
+    is_own = ids >= 0
+    expected = reference.run_experts(x, ids.clamp(min=0), factors * is_own, weights)
+    found = run_experts(x.to(device), ids.to(device), factors.to(device), experts)
+    torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=1e-4)
+    grouping = group_pairs(ids.to(device), 5, LOADS[-1][0])
+    assert grouping.segment_ends[-1] == is_own.sum() and set(grouping.tile_experts.tolist()) == {-1, 0, 1, 2}
+
+
 def test_prompts_have_higher_tiles_with_the_same_bits(device: torch.device) -> None:
     experts = pack_experts(move(make_experts(2, 40, 24), device), None, device=device)
     x, ids, weights = (each.to(device) for each in make_routes(70, 40, 2, 2))
