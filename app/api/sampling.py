@@ -231,7 +231,7 @@ def _structured_outputs(asked: StructuredOutputs | None, prefix: str = "structur
         whitespace = _read_spaces(asked.whitespace_pattern, name)
     schema = asked.json_
     if asked.disable_additional_properties and schema is not None:
-        schema = _close_objects(schema)
+        schema = close_objects(schema)
     order = asked.property_order or "schema"
     makers: dict[str, tuple[Any, Callable[[], GrammarSpec]]] = {
         "json": (
@@ -273,20 +273,20 @@ def _read_spaces(pattern: str, param: str) -> Whitespace:
         raise to_api_error(error, param) from error
 
 
-def _close_objects(schema: Any) -> Any:
+def close_objects(schema: Any) -> Any:
     """Return a schema whose objects with listed properties allow no others, as vLLM's option says."""
     if isinstance(schema, str):
         try:
-            return _close_objects(json.loads(schema))
+            return close_objects(json.loads(schema))
         except ValueError:
             return schema  # its reader says what is wrong
     if isinstance(schema, list):
-        return [*map(_close_objects, schema)]
+        return [*map(close_objects, schema)]
     if not isinstance(schema, dict):
         return schema
     values = ("enum", "const", "default", "examples")
     closed = {
-        key: _close_objects(value) if isinstance(value, dict | list) and key not in values else value
+        key: close_objects(value) if isinstance(value, dict | list) and key not in values else value
         for key, value in schema.items()
     }
     is_listing = isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema

@@ -24,10 +24,11 @@ from typing import Any, Literal, NamedTuple
 from app.api.errors import ApiError, BadRequest, refuse, to_api_error
 from app.api.fields import check_unknown, warn
 from app.api.protocol import ChatFields, ChatRequest, read_text
-from app.api.sampling import Constraint
+from app.api.sampling import Constraint, close_objects
 from app.api.tools.custom import CustomCalls, to_function
 from app.api.tools.styled_calls import Piece, StyledCalls
 from app.api.wording import Path
+from app.extraction.pointers import walk_objects
 from app.template_facts import TemplateFacts
 from grammar import (
     GrammarError,
@@ -60,6 +61,11 @@ PARTS = ("json_schema", "json_object", "regex", "choice")
 # second line: the Responses API of OpenAI
 FUNCTION_FIELDS = (
     *("name", "description", "parameters", "strict"), *("output_schema", "defer_loading", "allowed_callers", "async")
+)
+# An object beside one of these may be narrower or wider than what it lists.
+COMBINING = frozenset(
+    [*("allOf", "oneOf", "not", "if", "contains", "dependentSchemas", "dependencies", "minProperties"),
+     "unevaluatedProperties"]
 )
 NO_PARAMETERS: Json = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -337,6 +343,23 @@ def _write(tools: Sequence[Tool]) -> str:
     return json.dumps([(tool.name, tool.parameters, tool.is_strict) for tool in tools])
 
 
+def _close(parameters: Json) -> Json:
+    """Return a schema whose arguments are those that it lists, unless it says which others it allows.
+
+    Models that are not trained to call tools write unlisted names without end.
+    """
+    return close_objects(parameters) if all(map(_lists_all, walk_objects(parameters))) else parameters
+
+
+def _lists_all(node: Json) -> bool:
+    """Return whether a part of a schema stays satisfiable, and means no more, with the listed properties alone."""
+    listed, required = node.get("properties"), node.get("required")
+    if not isinstance(listed, dict):
+        return node.keys().isdisjoint(COMBINING)
+    is_met = not isinstance(required, list) or all(name in list(listed) for name in required)
+    return is_met and node.keys().isdisjoint(COMBINING | {"anyOf", "$ref"})
+
+
 # Clients send the same tools with each request, and 64 of them take 15 ms.
 @lru_cache(MAX_NUM_SPECS)
 def _check_schemas(tools: str) -> None:
@@ -358,7 +381,8 @@ def _make_spec(
     """
     enforced: list[tuple[str, Json]] = []
     warnings = []
-    for name, schema, is_strict in json.loads(tools):
+    for name, given, is_strict in json.loads(tools):
+        schema = _close(given)
         try:
             refusal = find_tool_refusal(style, schema)
         except GrammarError as contradiction:
