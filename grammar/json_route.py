@@ -31,7 +31,7 @@ from .schema.refusal import MAX_NUM_PROBES, SIGN, Refusal, as_object, locate
 from .schema.rule_writer import RuleWriter
 from .schema.rules import GROUNDED
 from .schema.weaken import Weakening
-from .spec import GrammarSpec
+from .spec import GrammarSpec, dump_json
 from .validator import MAX_BACKTRACKS, SchemaValidator, find_slow_text
 
 # Each refusal costs a compile and up to 200 probes.
@@ -93,8 +93,8 @@ def compile_plain(
     spec: GrammarSpec, backend: LLGuidanceBackend, plain: Plain, name: str, is_built: bool
 ) -> Program | None:
     """Return the program of a plain schema, None if llguidance does not take it."""
-    document = write_strings(spec.document) if plain.has_strings else spec.document
-    grammar = make_json_grammar(f"start: @{name}v0", [document], spec.whitespace, plain.is_open, name)
+    text = dump_json(write_strings(spec.document), spec.kind) if plain.has_strings else spec.text
+    grammar = make_json_grammar(f"start: @{name}v0", [text], spec.whitespace, plain.is_open, name)
     if not is_built:
         return Program(refuse_matcher, len(grammar), grammar)
     try:
@@ -218,7 +218,8 @@ class SchemaCompiler:
 
     def _make_grammar(self, lark: str, values: list[Json]) -> str:
         is_open = self.around.has_open_names or "patternProperties" in self._list_dropped()
-        return make_json_grammar(lark, values, self.spec.whitespace, is_open, self.name)
+        texts = [dump_json(value, self.spec.kind) for value in values]
+        return make_json_grammar(lark, texts, self.spec.whitespace, is_open, self.name)
 
     def _probe(self, written: Json) -> str:
         return self.backend.find_complaint(self._make_grammar("", [written]))

@@ -17,13 +17,14 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 
 def make_json_grammar(
-    lark: str, schemas: Sequence[dict[str, Any]], whitespace: str, has_open_names: bool, name: str = ""
+    lark: str, schemas: Sequence[str], whitespace: str, has_open_names: bool, name: str = ""
 ) -> str:
     """Return the grammar of a Lark grammar and the schemas that it calls `@{name}v0` and so on.
 
     Args:
         lark: "" for one schema alone, compiled in a tenth of the time. Its masks force tokens, so it serves only to see
             whether llguidance takes it.
+        schemas: each a JSON object, without white space around it.
         has_open_names: an object may have both listed names and others. Then strings hold short escapes only:
             llguidance takes any other escape in a name, which could repeat a listed one.
         name: of the Lark grammar, by which another one calls it.
@@ -36,9 +37,8 @@ def make_json_grammar(
     elif lark:
         parts.append(json.dumps({"name": name, "lark_grammar": HEADER + lark}))
     for each, schema in zip(names, schemas, strict=True):
-        body = json.dumps(schema, ensure_ascii=False)[1:-1]
-        separator = ", " if body else ""
-        parts.append(f'{{"name": "{each}", "json_schema": {{{body}{separator}"x-guidance": {options}}}}}')
+        body = f"{schema[:-1]}, " if schema != "{}" else "{"
+        parts.append(f'{{"name": "{each}", "json_schema": {body}"x-guidance": {options}}}}}')
     return join_grammars(parts)
 
 

@@ -76,7 +76,7 @@ class _Reading:
 
     def takes(self, schema: dict[str, Any]) -> bool:
         """Return whether every keyword of a schema itself is plain."""
-        keys = {key for key in schema if not is_note(key)}
+        keys = schema.keys() & _MEANT
         if schema is self._root:
             keys -= {*_DEFINITIONS}
             names = [schema[key] for key in keys & {"$id", "id"}]
