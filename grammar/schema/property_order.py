@@ -6,6 +6,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
+from ..engines.lark_rules import LarkRules
 from ..regex.text import escape
 from .emit import Json, Read
 from .keywords import TYPES_OF_KEYWORD
@@ -76,15 +77,16 @@ def join_scalars(parts: list[Json], types: list[str]) -> Node:
 
 
 def write_members(
-    rest: str, members: Sequence[tuple[str, str]], num_required: int, close: str, other: tuple[str, str] | None
-) -> tuple[str, str]:
-    """Return the body of a rule `{rest}::_` of members in any order, each at most once, and what begins with one.
+    lark: LarkRules, members: Sequence[tuple[str, str]], num_required: int, close: str, other: tuple[str, str] | None
+) -> str:
+    """Write the rules of members in any order, each at most once, and return how they begin.
 
     Args:
         members: each as the first one and as a later one; those that have to be there come first.
         close: what may follow then.
         other: a member that is not listed, which may come several times.
     """
+    rest = f"r{len(lark.rules)}"
     end = f" %if is_ones([0:{num_required}])" if num_required else ""
     lines, firsts = [f"{close}{end}"], [] if num_required else [close]
     for bit, (first, later) in enumerate(members):
@@ -94,7 +96,9 @@ def write_members(
     if other is not None:
         lines.append(f"{other[1]} {rest}::_")
         firsts.append(f"{other[0]} {rest}::0")
-    return "\n| ".join(lines), " | ".join(firsts)
+    lark.rules[f"{rest}::_"] = "\n| ".join(lines)
+    is_alike = all(first == later for first, later in (*members, *([other] if other is not None else [])))
+    return f"{rest}::0" if is_alike else lark.rule(" | ".join(firsts))
 
 
 def write_other_name(pattern: str, names: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..engines.lark_rules import LarkRules
 from ..engines.llguidance_json import SEPARATORS, find_pattern, is_flexible
 from ..errors import InvalidGrammar
 from .emit import Emitter, Json, make_schema
@@ -46,7 +47,7 @@ MAX_NUM_ALTERNATIVES = 64
 _WRITTEN_HERE = frozenset(
     ["properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems"]
 )
-_NEVER = 'NEVER: "a" & ~"a"'
+_NEVER = '"a" & ~"a"'  # a terminal that matches nothing
 Nodes = frozenset[Node]
 
 
@@ -72,14 +73,14 @@ class RuleWriter:
     name: str
     impossible: frozenset[str]
     values: list[Json] = field(default_factory=list)
-    _lines: list[str] = field(default_factory=list)
+    _lark: LarkRules = field(default_factory=LarkRules)
     _names: dict[Nodes, str | None] = field(default_factory=dict)
     _leaves: dict[str, str] = field(default_factory=dict)
     _ordered: set[Node] = field(default_factory=set)
-    _num_rules: int = 0
 
     def __post_init__(self) -> None:
-        self._gap = " ws?" if is_flexible(self.whitespace) else ""
+        space = f"/{find_pattern(self.whitespace)}/"
+        self._gap = f" {self._lark.name(space)}?" if is_flexible(self.whitespace) else ""
         self._comma, self._colon = SEPARATORS.get(self.whitespace, SEPARATORS["any"])
 
     def write(self, root: Node) -> str:
@@ -90,28 +91,17 @@ class RuleWriter:
         """
         self._ordered = find_ordered(root, self.weakening.read, self._needs_rules)
         start = self._write_value(frozenset([root]))
-        if start is None or (_NEVER in self._lines and f"{start}: NEVER" in self._lines):
+        if start is None or self._lark.rules.get(start) == self._lark.name(_NEVER):
             return ""
-        lines = [f"start: {start}", *self._lines]
-        if self._gap:
-            lines.append(f"ws: /{find_pattern(self.whitespace)}/")
-        if self.source is not None:
-            lines.append(self.source.write())
-        return "\n".join(lines)
+        return "\n".join([self._lark.write(start), *([] if self.source is None else [self.source.write()])])
 
     def _needs_rules(self, node: Node) -> bool:
         return GROUNDED in node.keywords or (self.is_any_order and fixes_order(node))
 
-    def _never(self) -> str:
-        if _NEVER not in self._lines:
-            self._lines.append(_NEVER)
-        return "NEVER"
-
-    def _new_rule(self, node: Node) -> str:
-        self._num_rules += 1
-        if self._num_rules > MAX_NUM_RULES:
+    def _new_rule(self, node: Node, body: str = "") -> str:
+        if len(self._lark.rules) >= MAX_NUM_RULES:
             raise Refusal(node, "properties", f"it would take more than {MAX_NUM_RULES} rules")
-        return f"r{self._num_rules}"
+        return self._lark.rule(body)
 
     def _write_value(self, nodes: Nodes) -> str | None:
         """Return what stands for a value to which all these nodes apply, None where nothing satisfies them."""
@@ -124,7 +114,7 @@ class RuleWriter:
             if self.source is not None:
                 check_ways(ways)
             found = [text for each in ways for text in self._write_alternative(each)]
-            self._lines.append(f"{name}: {' | '.join(dict.fromkeys(found)) or self._never()}")
+            self._lark.rules[name] = " | ".join(dict.fromkeys(found)) or self._lark.name(_NEVER)
         return self._names[nodes]
 
     def _leaf(self, node: Node) -> str | None:
@@ -218,11 +208,7 @@ class RuleWriter:
             pointer = next(node.pointer for node, _ in parts if GROUNDED in node.keywords)
             reason = f"no part of the source has at least {least}{at_most} characters"
             raise InvalidGrammar(f"{GROUNDED} at {pointer or '#'}: {reason}")
-        name = f"QUOTE{least}_{'' if most is None else most}"
-        line = f"{name}: {write_quotation(least, most)}"
-        if line not in self._lines:
-            self._lines.append(line)
-        return name
+        return self._lark.name(write_quotation(least, most))
 
     def _leave_out(self, node: Node, keyword: str) -> None:
         if not self.weakening.is_guide(node):
@@ -244,7 +230,7 @@ class RuleWriter:
                 node = read_schema(make_schema(value, is_ordered), "")
                 assert isinstance(node, Node), "it lists an object"
                 self._ordered |= find_ordered(node, self.weakening.read, self._needs_rules)
-                yield self._write_value(frozenset([node])) or self._never()
+                yield self._write_value(frozenset([node])) or self._lark.name(_NEVER)
 
     def _write_object(self, parts: list[tuple[Node, Json]]) -> Iterable[str]:
         required = dict.fromkeys(name for _, keywords in parts for name in keywords.get("required", ()))
@@ -265,35 +251,33 @@ class RuleWriter:
         if len(required) > MAX_NUM_BITS:
             node = max(parts, key=lambda part: len(part[1].get("required", ())))[0]
             raise Refusal(node, "required", f"more than {MAX_NUM_BITS} names are required")
-        yield self._write_members({name: str(values[name]) for name in names}, len(required), other, parts[0][0])
+        yield self._write_members({name: str(values[name]) for name in names}, len(required), other)
 
-    def _write_members(self, values: Mapping[str, str], num_required: int, other: str | None, node: Node) -> str:
+    def _write_members(self, values: Mapping[str, str], num_required: int, other: str | None) -> str:
         """Write the rules of an object and return how it begins.
 
         Args:
             values: name -> rule of its value; the required ones first.
             other: a name that is not listed, and its value.
         """
-        rest, first = self._new_rule(node), self._new_rule(node)
-        ways = [f"{self._write_key(name)} {rule}{self._gap}" for name, rule in values.items()]
-        more = None if other is None else f"{other}{self._gap}"
         comma = f"{json.dumps(self._comma)}{self._gap} "
-        pairs = [(way, comma + way) for way in ways]
-        body, firsts = write_members(rest, pairs, num_required, '"}"', None if more is None else (more, comma + more))
-        self._lines += [f"{rest}::_: {body}", f"{first}: {firsts}"]
+        ways = [f"{self._write_key(name)} {rule}{self._gap}" for name, rule in values.items()]
+        more = None if other is None else (f"{other}{self._gap}", f"{comma}{other}{self._gap}")
+        first = write_members(self._lark, [(way, comma + way) for way in ways], num_required, '"}"', more)
         return f'"{{"{self._gap} {first}'
 
     def _write_in_order(self, values: dict[str, str], required: Collection[str], other: str | None, node: Node) -> str:
         """Write the rules of an object whose properties come in this order, and return how it begins."""
         comma = f"{json.dumps(self._comma)}{self._gap} "
-        first, rest = self._new_rule(node), self._new_rule(node)
+        rest = self._new_rule(node)
         more = "" if other is None else f"{other}{self._gap} {rest}"
-        self._lines += [f'{first}: "}}"{more and f" | {more}"}', f'{rest}: "}}"{more and f" | {comma}{more}"}']
+        self._lark.rules[rest] = f'"}}"{more and f" | {comma}{more}"}'
+        first = self._new_rule(node, f'"}}"{more and f" | {more}"}')
         for name, value in reversed(values.items()):
             way = f"{self._write_key(name)} {value}{self._gap} {rest}"
             skips = ("", "") if name in required else (f" | {first}", f" | {rest}")
-            first, rest = self._new_rule(node), self._new_rule(node)
-            self._lines += [f"{first}: {way}{skips[0]}", f"{rest}: {comma}{way}{skips[1]}"]
+            first = self._new_rule(node, f"{way}{skips[0]}")
+            rest = self._new_rule(node, f"{comma}{way}{skips[1]}")
         return f'"{{"{self._gap} {first}'
 
     def _write_all(self, schemas: Iterable[Schema | None]) -> str | None:
@@ -312,9 +296,8 @@ class RuleWriter:
         value = self._write_all(keywords.get("additionalProperties", True) for _, keywords in parts)
         if value is None:
             return None
-        terminal = f"OTHER{self._num_rules}_{len(self._lines)}"
         names = (json.dumps(name, ensure_ascii=False) for name in listed)
-        self._lines.append(f"{terminal}: {write_other_name(JSON_NAME, names)}")
+        terminal = self._lark.name(write_other_name(JSON_NAME, names))
         return f"{terminal}{self._gap} {json.dumps(self._colon)}{self._gap} {value}"
 
     def _write_array(self, parts: list[tuple[Node, Json]]) -> Iterable[str]:
@@ -338,8 +321,7 @@ class RuleWriter:
         tail = ""
         if item is not None and most - len(places) > 0:
             first = not places
-            rule = self._new_rule(parts[0][0])
-            self._lines.append(f"{rule}: {comma}{item}{self._gap}")
+            rule = self._new_rule(parts[0][0], f"{comma}{item}{self._gap}")
             low, high = max(least - len(places) - first, 0), most - len(places) - first
             # A repetition of nothing but zero times is malformed there.
             count = f" {rule}{{{low},{'' if high == math.inf else high}}}" if high else ""

@@ -173,11 +173,8 @@ class ArgumentWriter:
         ways = sorted(members, key=lambda member: not member[2])
         if not ways and other is None:
             return close
-        rest, num_required = f"r{len(self.text.rules)}", sum(is_needed for _, _, is_needed in ways)
-        pairs = [(first, later) for first, later, _ in ways]
-        self.text.rules[f"{rest}::_"], firsts = write_members(rest, pairs, num_required, close or '""', other)
-        is_alike = all(first == later for first, later in [*pairs, *([other] if other is not None else [])])
-        return f"{rest}::0" if is_alike else self.text.rule(firsts)
+        pairs, num_required = [(first, later) for first, later, _ in ways], sum(each[2] for each in ways)
+        return write_members(self.text, pairs, num_required, close or '""', other)
 
     # Values
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..engines.lark_rules import LarkRules
 from ..regex.text import quote
 from .free_text import ANY, make_lexemes, make_tail
 from .tool_styles import PLACE
@@ -11,33 +12,18 @@ IDS = {"{index}": "/[0-9]{1,4}/", "{id}": "/[A-Za-z0-9_-]{1,64}/"}
 
 
 @dataclass
-class LarkText:
+class LarkText(LarkRules):
     """The rules and terminals of one grammar.
 
     Attributes:
         specials: the names of special tokens that may stand in a fixed text, longest first, with their ids.
         id_pattern: of the id of a call.
-        rules: name -> body.
     """
 
     specials: Mapping[str, int]
     id_pattern: str
-    rules: dict[str, str] = field(default_factory=dict)
-    _terminals: dict[str, str] = field(default_factory=dict)
     _keys: dict[str, int] = field(default_factory=dict)
     _literals: dict[str, str] = field(default_factory=dict)
-
-    def write(self, start: str) -> str:
-        lines = [f"start: {start}", *(f"{name}: {body}" for name, body in self.rules.items())]
-        return "\n".join([*lines, *(f"{name}: {text}" for text, name in self._terminals.items())])
-
-    def name(self, terminal: str) -> str:
-        return self._terminals.setdefault(terminal, f"T{len(self._terminals)}")
-
-    def rule(self, body: str) -> str:
-        name = f"r{len(self.rules)}"
-        self.rules[name] = body
-        return name
 
     def share(self, key: str, make: Callable[[], str]) -> str:
         """Return the rule of something that is written once."""

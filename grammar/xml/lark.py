@@ -11,6 +11,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from ..csv_table import SCALAR_PATTERNS
+from ..engines.lark_rules import LarkRules
 from ..regex.dialects import read_classes
 from ..regex.text import escape, quote
 from .tree import XML_DECLARATION, counts_of
@@ -36,38 +37,26 @@ def make_xml_lark(text: str, whitespace: str) -> str:
 class _Writer:
     def __init__(self, document: Json, space: str | None) -> None:
         self._document = document
-        self._space = space
-        self._lines: list[str] = []
-        self._gap = "" if space is None else " ws?"
+        self._lark = LarkRules()
+        self._gap = "" if space is None else f" {self._lark.name(f'/{space}/')}?"
         self._definitions = {name: f"d{i}" for i, name in enumerate(document["definitions"])}
 
     def write(self) -> str:
         # White space only after a declaration.
-        prolog = {"none": "", "optional": f"(prolog{self._gap})? ", "required": f"prolog{self._gap} "}
-        root = self._element(self._document["root"])
-        self._lines.append(f"start: {prolog[self._document['declaration']]}{root}")
-        if self._document["declaration"] != "none":
-            self._lines.append(f"prolog: {quote(XML_DECLARATION)}")
-        if self._space is not None:
-            self._lines.append(f"ws: /{self._space}/")
+        first = f"{quote(XML_DECLARATION)}{self._gap}"
+        prolog = {"none": "", "optional": f"({first})? ", "required": f"{first} "}[self._document["declaration"]]
         for name, rule in self._definitions.items():
-            self._lines.append(f"{rule}: {self._element(self._document['definitions'][name])}")
-        return "\n".join(self._lines)
-
-    def _rule(self, body: str, kind: str = "r") -> str:
-        """Write a rule, or a terminal with the kind T, and return its name."""
-        name = f"{kind}{len(self._lines)}"
-        self._lines.append(f"{name}: {body}")
-        return name
+            self._lark.rules[rule] = self._element(self._document["definitions"][name])
+        return self._lark.write(prolog + self._element(self._document["root"]))
 
     def _element(self, element: Json) -> str:
         name = element["name"]
         head = quote(f"<{name}") + "".join(self._attribute(*each) for each in element["attributes"])
-        return self._rule(f"{head} ({self._content(element)})")
+        return self._lark.rule(f"{head} ({self._content(element)})")
 
     def _attribute(self, name: str, value: Json) -> str:
         body = write_value(value, _ATTRIBUTE_CHARACTER, _PLAIN_ATTRIBUTE, is_attribute=True)
-        terminal = self._rule(f"{quote(f' {name}=' + chr(34))} {body} {quote(chr(34))}", "T")
+        terminal = self._lark.name(f"{quote(f' {name}=' + chr(34))} {body} {quote(chr(34))}")
         return f" {terminal}" if value["required"] else f" {terminal}?"
 
     def _content(self, element: Json) -> str:
@@ -80,20 +69,20 @@ class _Writer:
             return f'"/>" | {quote(f"></{name}>")}'
         text = element["text"]
         body = write_value(text, _TEXT_CHARACTER, _PLAIN_TEXT, is_attribute=False)
-        terminal = self._rule(f'">" {body} {quote(f"</{name}>")}', "T")
+        terminal = self._lark.name(f'">" {body} {quote(f"</{name}>")}')
         is_empty_fine = (text.get("type") == "string" and not text.get("min_length")) or "" in text.get("enum", ())
         return terminal + (' | "/>"' if is_empty_fine else "")
 
     def _particle(self, particle: Json) -> str:
         least, most = counts_of(particle)
         if "choice" in particle:
-            rule = self._rule(" | ".join(self._particle(each) for each in particle["choice"]))
+            rule = self._lark.rule(" | ".join(self._particle(each) for each in particle["choice"]))
         elif "sequence" in particle:
-            rule = self._rule(" ".join(self._particle(each) for each in particle["sequence"]))
+            rule = self._lark.rule(" ".join(self._particle(each) for each in particle["sequence"]))
         elif "ref" in particle:
-            rule = self._rule(self._definitions[particle["ref"]] + self._gap)
+            rule = self._lark.rule(self._definitions[particle["ref"]] + self._gap)
         else:
-            rule = self._rule(self._element(particle) + self._gap)
+            rule = self._lark.rule(self._element(particle) + self._gap)
         if (least, most) == (1, 1):
             return rule
         return f"{rule}{{{least},{'' if most is None else most}}}"
