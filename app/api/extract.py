@@ -90,6 +90,7 @@ class ExtractOptions(Fields):
     """
 
     PLACE = ("options",)
+    CONSTRAINTS = None
 
     verbatim: bool = False
     bounds: bool = True

@@ -198,7 +198,7 @@ async def test_a_ready_made_schema_goes_by_its_name(server: Server) -> None:
     ("change", "param"),
     [
         ({"text": None}, "text"), ({"rows": ["x"]}, "text"), ({"text": " "}, "text"), ({"schema": {"type": "x"}}, None),
-        ({"schema": None}, "schema"), ({"max_tokens": 9}, "max_tokens"), ({"options": {"temperature": 0}}, "options"),
+        ({"schema": None}, "schema"), ({"max_tokens": 9}, "max_tokens"), ({"options": {"verbtim": True}}, "options"),
         ({"options": {"verbatim": 6}}, "options"), ({"text": None, "rows": [{"a": "x"}], "column": "b"}, "column"),
         ({"schema": PERSON | {"x-checks": [{"sum": []}]}}, None), ({"model": "other"}, "model"),
     ],
