@@ -128,7 +128,7 @@ async def test_more_requests_for_a_grammar_that_is_compiled_take_no_thread(
         jobs = [asyncio.create_task(answer(engine, make_held(0)))]
         assert await asyncio.to_thread(entered.wait, 10)
         jobs += [asyncio.create_task(answer(engine, make_held(0))) for _ in range(3)]
-        await asyncio.sleep(0.1)
+        await wait_until(lambda: engine.stats().num_waiting_for_grammar == 4)
         other = SamplingParams(max_tokens=2, grammar=GrammarSpec.regex("[ef]+"))
         assert await answer(engine, other) in ("stop", "length")
         assert not any(job.done() for job in jobs)
@@ -143,7 +143,7 @@ async def test_a_grammar_of_an_aborted_request_is_not_compiled(
         await answer(engine, GOOD)
         held = Held(monkeypatch)
         jobs = [asyncio.create_task(answer(engine, make_held(number))) for number in range(3)]
-        await asyncio.sleep(0.1)
+        await wait_until(lambda: engine.stats().num_waiting_for_grammar == 3)
         jobs[2].cancel()
         await asyncio.wait([jobs[2]])
         held.release.set()
@@ -169,7 +169,7 @@ async def test_a_grammar_that_waits_when_the_engine_closes_gets_an_error(
     await engine.start()
     held = Held(monkeypatch)
     jobs = [asyncio.create_task(answer(engine, make_held(number))) for number in range(4)]
-    await asyncio.sleep(0.1)
+    await wait_until(lambda: engine.stats().num_waiting_for_grammar == 4)
     closing = asyncio.create_task(engine.close())
     done, _ = await asyncio.wait(jobs[2:], timeout=60)
     held.release.set()

@@ -84,7 +84,7 @@ def reference(checkpoint: Path) -> list[list[list[int]]]:
 @pytest.mark.parametrize(
     "features",
     [
-        ("prefix cache", "chunked prefill"), ("forced preemption", "overlap"), ("native ops",), tuple(FEATURES),
+        ("native ops",), tuple(FEATURES),
         *(pytest.param(each, marks=pytest.mark.soak) for each in PAIRS),
     ],
     ids=" + ".join,

@@ -153,7 +153,7 @@ def test_lower_precisions_stay_near(variant: str, kind: Any, folders: Callable[[
     assert torch.cosine_similarity(logits, expected, dim=-1).median() > 0.998
 
 
-@pytest.mark.parametrize("variant", ["phi3-longrope", "olmo3", "gemma2", "granite4", "starcoder2", "deepseek_v3"])
+@pytest.mark.parametrize("variant", ["phi3-longrope", "olmo3", "deepseek_v3"])
 def test_texts_do_not_depend_on_batch_chunks_or_cache(variant: str, folders: Callable[[str], Path]) -> None:
     prompts = [make_prompt(length) for length in (3, 70, 75, 100)]
     params = [SamplingParams(temperature=n % 2, seed=n, max_tokens=16, ignore_eos=True) for n in range(4)]
@@ -178,7 +178,8 @@ KINDS = [(FLOAT, None), (BRAIN, None), (BRAIN, "int8")]
 @pytest.mark.parametrize(
     ("variant", "kind"),
     [
-        *itertools.product(["qwen3_moe", "qwen2_moe", "glm4_moe-groups", "granitemoe", "deepseek_v3"], KINDS),
+        *itertools.product(["qwen3_moe", "deepseek_v3"], KINDS),
+        *((variant, KINDS[2]) for variant in ("qwen2_moe", "glm4_moe-groups", "granitemoe")),
         *((family, KINDS[0]) for family in HYBRIDS),
     ],
 )

@@ -146,7 +146,7 @@ ROWS = st.tuples(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=6), st.booleans())
 def test_any_rows_side_by_side_sample_as_each_alone(rows: list[tuple[str, int, int, int]], is_gated: bool) -> None:
     masks = None

@@ -4,6 +4,7 @@ import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ class Compiled:
 
     ttir: str
     ptx: str
-    sass: str
+    cubin: bytes
     num_registers: int
     stack_bytes: int
     shared_bytes: int
 
     def count(self, pattern: str) -> int:
-        """How many instructions of the machine code match."""
-        return len(re.findall(pattern, self.sass))
+        """How many instructions of the machine code match; to take it apart costs half a second, once."""
+        return len(re.findall(pattern, _dump(self.cubin, "--dump-sass")))
 
 
 def compile_for(
@@ -51,14 +52,17 @@ def compile_for(
     constexprs = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature, constexprs, attributes)
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    return _inspect(str(built.asm["ttir"]), built.asm["ptx"], built.asm["cubin"], built.metadata.shared)
+    cubin = built.asm["cubin"]
+    usage = _dump(cubin, "--dump-resource-usage")
+    numbers = {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", usage)}
+    ttir, ptx = str(built.asm["ttir"]), built.asm["ptx"]
+    return Compiled(ttir, ptx, cubin, numbers["REG"], numbers["STACK"], built.metadata.shared)
 
 
-def _inspect(ttir: str, ptx: str, cubin: bytes, shared_bytes: int) -> Compiled:
+@cache
+def _dump(cubin: bytes, what: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [TOOLS / "cuobjdump", "--dump-resource-usage", "--dump-sass", file.name]
-        dump = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    numbers = {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", dump)}
-    return Compiled(ttir, ptx, dump, numbers["REG"], numbers["STACK"], shared_bytes)
+        command = [TOOLS / "cuobjdump", what, file.name]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -17,7 +17,7 @@ from tests.kernels.triton.batches import TOLERANCE
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.float32, torch.float16]
-SIZES = [1, 63, 100, 1000]
+SIZES = [1, 63, 1000]
 
 
 def make(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
@@ -113,8 +113,7 @@ def run_norm_rope_store(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (4, 2), (15, 3)])
-@pytest.mark.parametrize("head_dim", [8, 60, 128])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(1, 1, 8), (4, 2, 128), (15, 3, 60)])
 def test_norm_rope_store_equals_the_reference(
     device: torch.device, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
@@ -157,7 +156,7 @@ def test_tokens_below_slot_zero_are_not_written(device: torch.device) -> None:
     assert written == [[False] * 4 + [True, False]] * 2
 
 
-@pytest.mark.parametrize("vocab_size", [1, 31, 32, 100, 2500])
+@pytest.mark.parametrize("vocab_size", [1, 32, 100, 2500])
 def test_masks_forbid_tokens(device: torch.device, vocab_size: int) -> None:
     logits = make((6, vocab_size), torch.float32, device)
     generator = torch.Generator().manual_seed(1)
@@ -169,7 +168,7 @@ def test_masks_forbid_tokens(device: torch.device, vocab_size: int) -> None:
     assert torch.equal(logits, expected)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_gathered_inputs_equal_the_reference(device: torch.device, seed: int) -> None:
     actual, expected = (run_gather(each, device, seed) for each in (gather_inputs, reference.gather_inputs))
     for name, tensor in expected.items():

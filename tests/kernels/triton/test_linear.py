@@ -28,11 +28,13 @@ def make_codes(num_outputs: int, num_inputs: int, bits: Bits, group_size: int, i
     return codes if is_centred == codes.form.is_centred else codes.convert(Form(bits, group_size, is_centred))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
     ("bits", "group_size", "is_centred"), [(4, 32, False), (4, 128, True), (6, 32, True), (8, 96, False)]
 )
-@pytest.mark.parametrize(("num_rows", "num_outputs", "num_inputs"), [(1, 70, 63), (3, 34, 200), (20, 130, 320)])
+@pytest.mark.parametrize(
+    ("dtype", "num_rows", "num_outputs", "num_inputs"),
+    [(torch.float32, 1, 70, 63), (torch.float16, 3, 34, 200), (torch.float32, 20, 130, 320)],
+)
 def test_codes_are_multiplied_as_their_numbers(
     device: torch.device, dtype: torch.dtype, bits: Bits, group_size: int, is_centred: bool,
     num_rows: int, num_outputs: int, num_inputs: int,
@@ -57,9 +59,11 @@ def make_scaled(num_outputs: int, num_inputs: int, kind: str) -> ScaledTensor:
     return ScaledTensor(values, make(*shape[kind], seed=3).abs() / 1000, block)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("kind", ["matrix", "output", "block"])
-@pytest.mark.parametrize(("num_rows", "num_outputs", "num_inputs"), [(1, 70, 96), (3, 34, 200), (20, 260, 384)])
+@pytest.mark.parametrize(
+    ("dtype", "num_rows", "num_outputs", "num_inputs"),
+    [(torch.float32, 1, 70, 96), (torch.float16, 3, 34, 200), (torch.float32, 20, 260, 384)],
+)
 def test_float8_is_multiplied_with_inputs_of_float8(
     device: torch.device, dtype: torch.dtype, kind: str, num_rows: int, num_outputs: int, num_inputs: int
 ) -> None:

@@ -55,7 +55,7 @@ def test_mixed_batches_equal_the_reference(device: torch.device, head_dim: int, 
     assert_equals_reference(make_paged(MIXED, device, head_dim=head_dim, dtype=dtype, **heads))
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 16, 32])
+@pytest.mark.parametrize("block_size", [1, 3, 32])
 def test_any_block_size(device: torch.device, block_size: int) -> None:
     assert_equals_reference(make_paged(DECODE, device, head_dim=16, block_size=block_size))
 
@@ -66,9 +66,8 @@ def test_heads_of_a_group_share_their_key_head(device: torch.device, group_size:
     assert_equals_reference(make_paged(lens, device, num_heads=group_size, head_dim=16))
 
 
-@pytest.mark.parametrize("num_heads", [16, 20])
-def test_wide_heads_over_keys_that_are_the_values(device: torch.device, num_heads: int) -> None:
-    q, keys, _, *rest = make_paged(FEW, device, num_heads=num_heads, num_kv_heads=1, head_dim=288)
+def test_wide_heads_over_keys_that_are_the_values(device: torch.device) -> None:
+    q, keys, _, *rest = make_paged(FEW, device, num_heads=20, num_kv_heads=1, head_dim=288)
     assert_equals_reference((q, keys, keys, *rest), choose_tiles(4, 288), scale=0.05)
 
 

@@ -39,7 +39,7 @@ def make_broken(vocab_size: int) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("vocab_size", [2, 97, 1000, 5000])
+@pytest.mark.parametrize("vocab_size", [2, 97, 5000])
 def test_greedy_takes_the_lowest_of_the_best(device: torch.device, vocab_size: int) -> None:
     logits = torch.cat((make_logits(3, vocab_size), make_broken(vocab_size)))
     actual = draw_greedy(logits.to(device)).cpu()
