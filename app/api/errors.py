@@ -119,9 +119,7 @@ class ApiError(Exception):
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.status == 401:
-            # Basic makes the browser ask for the key and store it, which only the page needs
-            basic = 'Basic realm="Troupe: any user name, an API key as password"'
-            headers["WWW-Authenticate"] = "Bearer" if path.startswith(API_PREFIXES) else basic
+            headers["WWW-Authenticate"] = "Bearer"
         body = self.body
         if path.startswith("/v1/messages"):
             body = self.anthropic_body

@@ -1,8 +1,8 @@
 """Gate: the ASGI layer around every route, the page included. Origins, keys, request ids, body size, the log.
 
 With keys set, everything but the health of the server asks for one. A program sends `Authorization: Bearer KEY` or
-`x-api-key: KEY`. A browser asks its user (key_page.py) and keeps the key in a cookie, or sends it as a Basic password;
-it adds both to requests by itself. They therefore open the page and what only reads, and no POST of the API.
+`x-api-key: KEY`. A browser asks its user (key_page.py) and keeps the key in a cookie. It adds that to requests by
+itself, so a cookie opens the page and what only reads, and no POST of the API.
 
 It is not a `BaseHTTPMiddleware`, which would put a queue between a stream and its socket and hide disconnects.
 """
@@ -10,8 +10,6 @@ It is not a `BaseHTTPMiddleware`, which would put a queue between a stream and i
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hashlib
 import logging
 import re
@@ -167,8 +165,8 @@ class Gate:
                     page = let_in(key, scope["scheme"] == "https") if find_key(key, self.keys) else ask_for_key(True)
                     await page(scope, receive, send)
                     return
-                takes_basic = scope["method"] in SAFE_METHODS or not scope["path"].startswith(API_PREFIXES)
-                info.key_number = self._find_key(headers, takes_basic)
+                takes_cookie = scope["method"] in SAFE_METHODS or not scope["path"].startswith(API_PREFIXES)
+                info.key_number = self._find_key(headers, takes_cookie)
                 info.owner = make_owner(self.keys[info.key_number - 1] if info.key_number else b"", headers)
             self._check_length(headers)
             if is_work and scope["path"] in WORK_PATHS:
@@ -201,11 +199,11 @@ class Gate:
                 path = scope["path"][:MAX_LOGGED_PATH].encode("unicode_escape").decode()
                 logger.log(logging.INFO if is_work else logging.DEBUG, "%s", info.describe(scope["method"], path))
 
-    def _find_key(self, headers: Headers, takes_basic: bool) -> int:
+    def _find_key(self, headers: Headers, takes_cookie: bool) -> int:
         """Return the number of the request's key, counted from 1; 0 if no key is required."""
         if not self.keys:
             return 0
-        given = read_keys(headers, takes_basic)
+        given = read_keys(headers, takes_cookie)
         number = max((find_key(key, self.keys) for key in given), default=0)
         if not number:
             what = "the API key is wrong" if given else "an API key is needed: send Authorization: Bearer KEY"
@@ -311,24 +309,12 @@ def find_key(given: bytes, keys: Iterable[bytes]) -> int:
     return matches.index(True) + 1 if any(matches) else 0
 
 
-def read_keys(headers: Mapping[bytes, bytes], takes_basic: bool = False) -> list[bytes]:
+def read_keys(headers: Mapping[bytes, bytes], takes_cookie: bool = False) -> list[bytes]:
     """Return the keys in a request's headers; one valid key suffices."""
-    found = (headers.get(b"x-api-key", b""), _read_key(headers.get(b"authorization", b""), takes_basic))
-    return [key for key in (*found, read_cookie(headers) if takes_basic else b"") if key]
-
-
-def _read_key(authorization: bytes, takes_basic: bool) -> bytes:
-    """Return the key of a Bearer header, or the password of a Basic one, which browsers send."""
-    scheme, _, value = authorization.partition(b" ")
-    value = value.strip()
-    if scheme.lower() == b"bearer":
-        return value
-    if scheme.lower() == b"basic" and takes_basic:
-        try:
-            return base64.b64decode(value, validate=True).partition(b":")[2]
-        except binascii.Error:
-            return b""
-    return b""
+    scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
+    bearer = value.strip() if scheme.lower() == b"bearer" else b""
+    found = (headers.get(b"x-api-key", b""), bearer, read_cookie(headers) if takes_cookie else b"")
+    return [key for key in found if key]
 
 
 def make_owner(key: bytes, headers: Mapping[bytes, bytes]) -> str:

@@ -133,7 +133,6 @@ EXTRACT = {"schema": {"type": "object", "properties": {}, "additionalProperties"
         ("/v1/messages", MESSAGE | {"thinking": {"type": "disabled", "b": 1}, "stream": True}, "thinking.b"),
         ("/tokenize", {"prompt": "x", "messages": None, "some_new_field": 1}, "some_new_field"),
         ("/v1/extract", EXTRACT | {"instruction": "x", "stream": True}, "instruction"),
-        ("/v1/extract", EXTRACT | {"options": {"verbatm": True}}, "options.verbatm"),
     ],
 )
 async def test_an_unknown_field_is_left_out_and_named_in_a_header(
