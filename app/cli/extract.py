@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         metavar="{" + ",".join(FORMATS) + "}",
-        help="default: by the ending of FILE, else jsonl; xlsx and parquet come at the end, others record by record",
+        help="default: by the ending of FILE, else jsonl; jsonl is written record by record, the others at the end",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE",

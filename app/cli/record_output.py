@@ -1,7 +1,7 @@
 """RecordOutput: where `extract` puts its records while they come, and how a stopped run goes on.
 
 FILE.job   the job, then each record as a line: what a stopped run has; removed when the run is complete
-FILE       JSONL and CSV: a row for each record as it ends; Parquet, whose index comes last: written at the end
+FILE       JSONL: a line for each record as it ends; the other formats: written when the run ends or is stopped
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from app.config import Failure, UsageError
-from app.extraction.export import FORMATS, ExportError, export, make_rows, write_csv, write_csv_rows
+from app.extraction.export import FORMATS, ExportError, export
 
 Record = dict[str, Any]
-# A record with new columns has the whole CSV file written anew, so many times; afterwards at the end only.
-MAX_REWRITES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,42 +95,19 @@ class _Table:
         self.path = path
         self.records = records  # of JSONL only those of a run before
         self._file: BinaryIO | None = None
-        self._columns: list[str] = []
-        self._num_rewrites = 0
 
     def add(self, record: Record) -> None:
         """Write a record, if the format can grow."""
-        if self.file_format == "jsonl":
-            if self.path is None:
-                print_line(record)
-            else:
-                _write(self._open(export(self.records, "jsonl")), export([record], "jsonl"))
-            return
-        self.records.append(record)
-        if self.file_format == "csv" and self.path is not None and self._num_rewrites < MAX_REWRITES:
-            with suppress(ExportError, UnicodeEncodeError):  # reported at the end
-                self._add_csv(make_rows([record])[0])
-
-    def _add_csv(self, row: dict[str, Any]) -> None:
-        if self._file is not None and row.keys() <= set(self._columns):
-            _write(self._file, write_csv_rows([row], self._columns))
-            return
-        rows = make_rows(self.records)
-        self._columns = list(rows[0])
-        self._num_rewrites += 1
-        content = write_csv(rows)
-        file = self._open(b"")
-        file.seek(0)
-        file.truncate()
-        _write(file, content)
-
-    def _open(self, content: bytes) -> BinaryIO:
-        """Return the file, which begins with this content."""
-        if self._file is None:
-            assert self.path is not None, "stdout has no file"
-            self._file = self.path.open("wb")
+        if self.file_format != "jsonl":
+            self.records.append(record)
+        elif self.path is None:
+            print_line(record)
+        else:
+            content = export([record], "jsonl")
+            if self._file is None:
+                self._file = self.path.open("wb")
+                content = export(self.records, "jsonl") + content
             _write(self._file, content)
-        return self._file
 
     def __enter__(self) -> None:
         pass

@@ -13,7 +13,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine import is_unicode
@@ -116,14 +116,10 @@ def write_csv(rows: list[dict[str, Any]]) -> bytes:
     """Return a file of flat rows with the same columns."""
     columns = list(rows[0]) if rows else list(ABOUT)
     # With a byte order mark, without which spreadsheets misread accents.
-    return b"\xef\xbb\xbf" + write_csv_rows([dict(zip(columns, columns, strict=True)), *rows], columns)
-
-
-def write_csv_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
-    """Return the lines of rows, which may lack columns."""
-    text = io.StringIO()
+    text = io.StringIO("\ufeff")
+    text.seek(0, io.SEEK_END)
     writer = csv.writer(text, lineterminator="\r\n")
-    writer.writerows([_spell(row.get(name)) for name in columns] for row in rows)
+    writer.writerows([map(_spell, columns), *([_spell(row.get(name)) for name in columns] for row in rows)])
     return text.getvalue().encode()
 
 
