@@ -14,7 +14,6 @@ KINDS = {
     "throughput": ("app.bench.throughput", "throughput of many offline requests, free or structured"),
     "serve": ("app.bench.serve", "drive an OpenAI-compatible server: TTFT, TPOT, ITL, goodput"),
     "startup": ("app.bench.startup", "from process start to the first token"),
-    "sweep": ("app.bench.sweep", "throughput against latency, the best balance, and settings for this machine"),
 }
 
 

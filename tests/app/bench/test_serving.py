@@ -14,7 +14,6 @@ from app.bench import own_server
 from app.bench.client import Load, Record, Target, drive
 from app.bench.own_server import run_server, wait_until_ready
 from app.bench.serve import find_model, summarise
-from app.bench.sweep import Point, choose_batched_tokens, find_knee
 from app.bench.workload import Job
 from app.cli.main import main
 from app.config import UsageError
@@ -114,21 +113,6 @@ def test_figures_follow_vllms_definitions() -> None:
 def test_flags_that_cannot_work_are_usage_errors(flags: list[str], words: str, capsys: Any) -> None:
     assert main(["bench", "serve", "--num-prompts", "2", *flags]) == 2
     assert words in capsys.readouterr().err.splitlines()[-1]
-
-
-def make_point(concurrency: int, rate: float, tpot: float, tokens: int = 1024, ttft: float = 10.0) -> Point:
-    return Point(concurrency, tokens, rate, tpot, ttft)
-
-
-def test_the_knee_is_where_more_requests_only_cost_time() -> None:
-    measured = [(1, 100, 10), (4, 380, 10.5), (16, 900, 18), (64, 950, 68)]
-    assert find_knee([make_point(*figures) for figures in measured]).concurrency == 16
-    assert find_knee([make_point(1, 100, 10), make_point(2, 90, 9)]).concurrency == 1
-
-
-def test_of_equal_budgets_the_one_with_the_shorter_wait_is_proposed() -> None:
-    points = [make_point(8, 100, 5, 256, 50), make_point(8, 99, 5, 512, 20), make_point(8, 80, 5, 2048, 5)]
-    assert choose_batched_tokens(points).batched_tokens == 512
 
 
 class Health:
