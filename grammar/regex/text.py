@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import jsonschema_rs
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)  # `json.dumps` would make one for each text
 _ESCAPES = {ord(sign): f"\\{sign}" for sign in r"\.+*?()|[]{}^$#&~-"}
 
 
@@ -45,7 +46,7 @@ def explain_pattern(message: str, has_places: bool) -> str:
 
 def quote(text: str) -> str:
     """Return a fixed text as Lark writes it."""
-    return json.dumps(text, ensure_ascii=False)
+    return _ENCODER.encode(text)
 
 
 # Escapes and classes, whose brackets are literal; repetitions; look-around; other brackets.

@@ -1,6 +1,5 @@
 """The values of a grammar of tags or calls that have grammars of their own: each different schema is compiled once."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,7 +46,7 @@ class LeafWriter:
     is_built: bool
     max_seconds: float
     marks_values: bool = True
-    leaves: dict[str, Leaf] = field(default_factory=dict)
+    leaves: dict[GrammarSpec, Leaf] = field(default_factory=dict)
     values: list[CheckedValue] = field(default_factory=list)
     _marked: dict[tuple[int, str], str] = field(default_factory=dict)
 
@@ -56,13 +55,12 @@ class LeafWriter:
 
     def compile(self, spec: GrammarSpec, place: str) -> Leaf:
         """Return the leaf of a schema."""
-        key = json.dumps([spec.kind, spec.text, spec.whitespace, spec.property_order])
-        leaf = self.leaves.get(key)
+        leaf = self.leaves.get(spec)
         if leaf is None:
             if time.monotonic() > self._deadline:
                 raise InvalidGrammar(f"the schemas take more than {self.max_seconds:g} s to compile")
             number = len(self.leaves)
-            leaf = self.leaves[key] = Leaf(number, self.route(spec, f"v{number}", self.is_built), {})
+            leaf = self.leaves[spec] = Leaf(number, self.route(spec, f"v{number}", self.is_built), {})
         leaf.pointers[place] = None
         return leaf
 
