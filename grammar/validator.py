@@ -11,7 +11,7 @@ from .regex.text import may_backtrack
 from .schema.dialect import Dialect, detect_dialect, find_named, with_dialect
 from .schema.formats import CHECKED_FORMATS
 from .schema.identifiers import encode_reference, write_reference
-from .schema.keywords import SCHEMA_MAP_KEYWORDS, join_pointer
+from .schema.keywords import SCHEMA_MAP_KEYWORDS, iterate_objects, join_pointer
 
 # Patterns with look-around or back references can take exponential time, during which every thread waits. After
 # these steps, about a millisecond, the library gives up; ordinary patterns take three steps a character.
@@ -98,15 +98,10 @@ def list_backtracking(schema: dict[str, Any] | bool) -> list[str]:
     """Return the patterns in a schema that may take more than linear time."""
     found: dict[str, None] = {}
     # References may point below any keyword, so the whole document is searched.
-    pending: list[Any] = [schema] if isinstance(schema, dict) else []
-    while pending:
-        each = pending.pop()
-        if isinstance(each, dict):
-            names = each.get("patternProperties")
-            patterns = [each.get("pattern"), *(names if isinstance(names, dict) else ())]
-            found.update(dict.fromkeys(pattern for pattern in patterns if isinstance(pattern, str)))
-        children = each.values() if isinstance(each, dict) else each
-        pending.extend([child for child in children if isinstance(child, (dict, list))])
+    for each in iterate_objects(schema):
+        names = each.get("patternProperties")
+        patterns = [each.get("pattern"), *(names if isinstance(names, dict) else ())]
+        found.update(dict.fromkeys(pattern for pattern in patterns if isinstance(pattern, str)))
     return list(filter(may_backtrack, found))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..vocabulary import Vocabulary
+from ..vocabulary import Vocabulary, make_mask
 
 MAX_NUMBER_CHARS = 24
 MAX_EXPONENT_DIGITS = 2
@@ -24,14 +24,10 @@ class NumberBound:
         self._number_tokens = frozenset(
             index for index, token in enumerate(self._tokens) if token and _CHARS.issuperset(token)
         )
-        self._ends = ~self._make_row(vocabulary, _CHARS)
-        self._text = self._make_row(vocabulary, frozenset(range(256)) - _CHARS - _ENDS)
-
-    def _make_row(self, vocabulary: Vocabulary, firsts: frozenset[int]) -> np.ndarray:
-        """Return the row, int32 [words], of the tokens that begin with one of some bytes."""
-        found = np.zeros(32 * vocabulary.num_words, dtype=bool)
-        found[[index for index, token in enumerate(self._tokens) if token[:1] and token[0] in firsts]] = True
-        return np.packbits(found, bitorder="little").view(np.int32)
+        begun = [(index, token[0]) for index, token in enumerate(self._tokens) if token]
+        self._ends = ~make_mask([index for index, first in begun if first in _CHARS], vocabulary.size)
+        others = [index for index, first in begun if first not in _CHARS | _ENDS]
+        self._text = make_mask(others, vocabulary.size)
 
     def apply(self, token_ids: Sequence[int], words: np.ndarray) -> None:
         """Take the tokens that continue a number out of a mask, if it is as long as it may be and can end.

@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema_rs
 
 from ..errors import InvalidGrammar
-from .keywords import join_pointer
+from .keywords import iterate_objects, join_pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,6 @@ def strip_uri(uri: str) -> str:
 
 # Forms that newer drafts replaced.
 _CHANGED = frozenset(["exclusiveMinimum", "exclusiveMaximum", "dependencies", "items"])
-_CONTAINERS = (dict, list)
 DIALECTS = {strip_uri(d.uri): d for d in (DRAFT_4, DRAFT_6, DRAFT_7, DRAFT_2019, DRAFT_2020)}
 
 
@@ -60,16 +59,15 @@ def detect_dialect(schema: dict[str, Any] | bool) -> Dialect:
     """
     if (named := find_named(schema)) is not None:
         return named
-    # Look at every object, schema or not: a guess needs no more. The list grows while it is read.
-    found, nodes = DRAFT_2020, list[Any]([schema] if isinstance(schema, dict) else [])
-    for node in nodes:
-        if isinstance(node, dict) and not _CHANGED.isdisjoint(node):
-            if any(isinstance(node.get(bound), bool) for bound in ("exclusiveMinimum", "exclusiveMaximum")):
-                return DRAFT_4
-            if isinstance(node.get("dependencies"), dict) or isinstance(node.get("items"), list):
-                found = DRAFT_2019
-        values = node.values() if isinstance(node, dict) else node
-        nodes.extend([value for value in values if isinstance(value, _CONTAINERS)])
+    found = DRAFT_2020
+    # Look at every object, schema or not: a guess needs no more.
+    for each in iterate_objects(schema):
+        if _CHANGED.isdisjoint(each):
+            continue
+        if any(isinstance(each.get(bound), bool) for bound in ("exclusiveMinimum", "exclusiveMaximum")):
+            return DRAFT_4
+        if isinstance(each.get("dependencies"), dict) or isinstance(each.get("items"), list):
+            found = DRAFT_2019
     return found
 
 

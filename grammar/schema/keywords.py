@@ -88,6 +88,17 @@ def iterate_subschemas(keywords: Mapping[str, Any], kind: type) -> Iterator[tupl
             yield (keyword,), value
 
 
+def iterate_objects(document: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in a JSON value, whether it is a schema or not."""
+    # The list grows while it is read.
+    values = [document]
+    for value in values:
+        if isinstance(value, dict):
+            yield value
+        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        values.extend([child for child in children if isinstance(child, dict | list)])
+
+
 def map_subschemas(keyword: str, value: Any, convert: Callable[[Path, Any], Any]) -> Any:
     """Return the value of a keyword with each subschema, or what stands in its place, converted."""
     if keyword in SCHEMA_MAP_KEYWORDS and isinstance(value, dict):

@@ -81,7 +81,8 @@ class RuleWriter:
     def __post_init__(self) -> None:
         space = f"/{find_pattern(self.whitespace)}/"
         self._gap = f" {self._lark.name(space)}?" if is_flexible(self.whitespace) else ""
-        self._comma, self._colon = SEPARATORS.get(self.whitespace, SEPARATORS["any"])
+        signs = SEPARATORS.get(self.whitespace, SEPARATORS["any"])
+        self._comma, self._colon = (f"{json.dumps(sign)}{self._gap} " for sign in signs)
 
     def write(self, root: Node) -> str:
         """Return the grammar, "" where nothing satisfies the schema.
@@ -260,24 +261,22 @@ class RuleWriter:
             values: name -> rule of its value; the required ones first.
             other: a name that is not listed, and its value.
         """
-        comma = f"{json.dumps(self._comma)}{self._gap} "
-        ways = [f"{self._write_key(name)} {rule}{self._gap}" for name, rule in values.items()]
-        more = None if other is None else (f"{other}{self._gap}", f"{comma}{other}{self._gap}")
-        first = write_members(self._lark, [(way, comma + way) for way in ways], num_required, '"}"', more)
+        ways = [f"{self._write_key(name)}{rule}{self._gap}" for name, rule in values.items()]
+        more = None if other is None else (f"{other}{self._gap}", f"{self._comma}{other}{self._gap}")
+        first = write_members(self._lark, [(way, self._comma + way) for way in ways], num_required, '"}"', more)
         return f'"{{"{self._gap} {first}'
 
     def _write_in_order(self, values: dict[str, str], required: Collection[str], other: str | None, node: Node) -> str:
         """Write the rules of an object whose properties come in this order, and return how it begins."""
-        comma = f"{json.dumps(self._comma)}{self._gap} "
         rest = self._new_rule(node)
         more = "" if other is None else f"{other}{self._gap} {rest}"
-        self._lark.rules[rest] = f'"}}"{more and f" | {comma}{more}"}'
+        self._lark.rules[rest] = f'"}}"{more and f" | {self._comma}{more}"}'
         first = self._new_rule(node, f'"}}"{more and f" | {more}"}')
         for name, value in reversed(values.items()):
-            way = f"{self._write_key(name)} {value}{self._gap} {rest}"
+            way = f"{self._write_key(name)}{value}{self._gap} {rest}"
             skips = ("", "") if name in required else (f" | {first}", f" | {rest}")
             first = self._new_rule(node, f"{way}{skips[0]}")
-            rest = self._new_rule(node, f"{comma}{way}{skips[1]}")
+            rest = self._new_rule(node, f"{self._comma}{way}{skips[1]}")
         return f'"{{"{self._gap} {first}'
 
     def _write_all(self, schemas: Iterable[Schema | None]) -> str | None:
@@ -289,7 +288,7 @@ class RuleWriter:
 
     def _write_key(self, name: str) -> str:
         text = json.dumps(name, ensure_ascii=False)
-        return f"{json.dumps(text, ensure_ascii=False)}{self._gap} {json.dumps(self._colon)}{self._gap}"
+        return f"{json.dumps(text, ensure_ascii=False)}{self._gap} {self._colon}"
 
     def _write_other(self, listed: list[str], parts: list[tuple[Node, Json]]) -> str | None:
         """Return a name that is not listed, and its value; None where there is none."""
@@ -298,7 +297,7 @@ class RuleWriter:
             return None
         names = (json.dumps(name, ensure_ascii=False) for name in listed)
         terminal = self._lark.name(write_other_name(JSON_NAME, names))
-        return f"{terminal}{self._gap} {json.dumps(self._colon)}{self._gap} {value}"
+        return f"{terminal}{self._gap} {self._colon}{value}"
 
     def _write_array(self, parts: list[tuple[Node, Json]]) -> Iterable[str]:
         every = [keywords for _, keywords in parts]
@@ -317,18 +316,17 @@ class RuleWriter:
         most = most if item is not None else len(places)
         if least > most:
             return
-        comma = f"{json.dumps(self._comma)}{self._gap} "
         tail = ""
         if item is not None and most - len(places) > 0:
             first = not places
-            rule = self._new_rule(parts[0][0], f"{comma}{item}{self._gap}")
+            rule = self._new_rule(parts[0][0], f"{self._comma}{item}{self._gap}")
             low, high = max(least - len(places) - first, 0), most - len(places) - first
             # A repetition of nothing but zero times is malformed there.
             count = f" {rule}{{{low},{'' if high == math.inf else high}}}" if high else ""
             tail = f"{item}{self._gap}{count}" if first else count
             tail = f"({tail})?" if first and not least else tail
         for number in range(len(places) - 1, -1, -1):
-            lead = comma if number else ""
+            lead = self._comma if number else ""
             tail = f"{lead}{places[number]}{self._gap} {tail}"
             tail = tail if number < least else f"({tail})?"
         yield f'"["{self._gap} {tail} "]"'
