@@ -226,8 +226,9 @@ class GrammarCache:
     def __init__(self, max_bytes: int, max_num_programs: int) -> None:
         self._max_bytes = max_bytes
         self._max_num_programs = max_num_programs
-        # Spec -> its grammar, and the memory of both when it was new.
-        self._entries: OrderedDict[GrammarSpec, tuple[CompiledGrammar, int]] = OrderedDict()
+        # Spec -> its grammar, and the memory of both when it was new; the least recently used first. Iterating over an
+        # OrderedDict would hash each spec.
+        self._entries: dict[GrammarSpec, tuple[CompiledGrammar, int]] = {}
         self.num_retired = 0
 
     def __len__(self) -> int:
@@ -239,15 +240,14 @@ class GrammarCache:
 
     def find(self, spec: GrammarSpec) -> CompiledGrammar | None:
         """Return the grammar and make it the most recently used; a program that has grown large is dropped."""
-        compiled, _ = self._entries.get(spec, (None, 0))
-        if compiled is None:
+        entry = self._entries.pop(spec, None)
+        if entry is None:
             return None
-        if compiled.program.usage.grown_bytes > MAX_GROWTH_BYTES:
-            del self._entries[spec]
+        if entry[0].program.usage.grown_bytes > MAX_GROWTH_BYTES:
             self.num_retired += 1
             return None
-        self._entries.move_to_end(spec)
-        return compiled
+        self._entries[spec] = entry
+        return entry[0]
 
     def add(self, spec: GrammarSpec, compiled: CompiledGrammar) -> None:
         """Keep a grammar, unless it alone is larger than the cache."""
@@ -258,7 +258,7 @@ class GrammarCache:
         self._entries[spec] = compiled, size
         num_bytes = self.num_bytes
         while num_bytes > self._max_bytes or len(self) > self._max_num_programs:
-            _, (oldest, size) = self._entries.popitem(last=False)
+            oldest, size = self._entries.pop(next(iter(self._entries)))
             num_bytes -= size + oldest.program.usage.grown_bytes
             self.num_retired += 1
 
