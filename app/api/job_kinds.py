@@ -31,12 +31,14 @@ Work = Callable[[str], Awaitable[RowAnswer]]
 def make_answer(pool: ModelPool, job: Item) -> AnswerRow | None:
     """Return the function that answers the rows of a job; None while no such model is served."""
     model, kind = job.body.get("model"), KINDS[job.body["kind"]]
-    if model not in (None, *pool.first.model_names) and not pool.serves_several:
+    if model is not None and not pool.can_answer(model):
         return None
     works: dict[int, Work] = {}  # by the id of its context, which it holds; one for each model
 
     async def answer(given: str) -> RowAnswer:
         try:
+            if model is not None and not pool.can_answer(model):
+                raise EngineSleeping(f"the model {model!r} is not loaded any more")
             named = model or _read_model(json.loads(given))
             async with pool.hold(await pool.find(named)) as context:
                 work = works.get(id(context)) or works.setdefault(id(context), kind(context, job.body))

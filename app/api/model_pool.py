@@ -141,6 +141,16 @@ class ModelPool:
         """The contexts of all models that are loaded."""
         return [self.first, *self.kept.values(), *self._loaded]
 
+    @property
+    def loaded(self) -> dict[str, ApiContext]:
+        """The contexts of the models that are loaded and take new requests, by their names."""
+        slots = [slot.context for slot in self.slots.values() if slot.context is not None and not slot.is_gone]
+        return {each.engine.model_name: each for each in (self.first, *self.kept.values(), *slots)}
+
+    def can_answer(self, name: str) -> bool:
+        """Return whether a job may use a model: it is loaded, or would be."""
+        return self.serves_several or name in self.first.model_names or name in self.loaded
+
     async def list_entries(self) -> dict[str, CatalogueEntry]:
         """Return the further models that can be loaded, by each of their names."""
         if not self._lists_all:
@@ -167,11 +177,13 @@ class ModelPool:
         """
         if name is None:
             return self.roles.get(role)
-        if name in self.first.model_names or not self.serves_several:
+        if name in self.first.model_names:
             return None
         for slot in self.slots.values():
             if slot.context is not None and name in slot.context.served_names:
                 return slot.entry
+        if not self.serves_several:
+            return None
         entries = await self.list_entries()
         short = name.removesuffix(":latest")  # a tag that Ollama's clients add
         if short in self.first.model_names:

@@ -44,7 +44,7 @@ def make_demo(context: ApiContext, chat_context: ApiContext | None = None, pool:
 
     Args:
         chat_context: the model of the chat, if it is another one.
-        pool: further models, which may answer in the chat.
+        pool: further models, which may be chosen on the page.
     """
     engine, talker = context.engine, (chat_context or context).engine
     examples = load_examples()
@@ -53,11 +53,11 @@ def make_demo(context: ApiContext, chat_context: ApiContext | None = None, pool:
     ) as demo:
         build_header(engine)
         with gr.Tabs(elem_id="tabs"):
-            with gr.Tab("Extract", elem_id="extract-tab"):
-                extract = ExtractTab(engine, examples, context.store)
+            with gr.Tab("Extract", elem_id="extract-tab") as extract_tab:
+                extract = ExtractTab(engine, examples, context.store, pool=pool)
                 extract.build(demo)
-            with gr.Tab("Batch", elem_id="batch-tab"):
-                batch = BatchTab(context, examples)
+            with gr.Tab("Batch", elem_id="batch-tab") as batch_tab:
+                batch = BatchTab(context, examples, pool=pool)
                 batch.build(demo, extract.panel)
             with gr.Tab("Chat", elem_id="chat-tab"):
                 chat = ChatTab(
@@ -71,6 +71,10 @@ def make_demo(context: ApiContext, chat_context: ApiContext | None = None, pool:
                 build_observatory_tab(engine)
             with gr.Tab("API", elem_id="api-tab"):
                 build_api_tab(demo, talker, needs_key=bool(context.config.api_key))
+
+        # Another model may have been loaded meanwhile.
+        extract.connect_opening(demo.load, extract_tab.select)
+        batch.reader.connect(demo.load, batch_tab.select)
 
         async def leave(request: gr.Request) -> None:
             # A handler's stream reports a closed tab only after the page has opened it.

@@ -15,7 +15,10 @@ from app.ui.header import STATE_WORDS, RateMeter
 from app.ui.scripts import read_script
 from engine import CatalogueEntry, ConfigError, Engine
 
-INTRO = '<p class="lead"><b>Models</b> A loaded one can answer in the chat: choose it under Settings, Answered by.</p>'
+INTRO = (
+    '<p class="lead"><b>Models</b> A loaded one can read documents: choose it in Extract and Batch, beside the button. '
+    "In the chat choose it under Settings, Answered by.</p>"
+)
 ELSEWHERE = (
     '<p class="hint-line">Others can be chosen here when the server is reachable from its own machine only and has no '
     "API key, or with <code>--models-dir FOLDER</code>.</p>"

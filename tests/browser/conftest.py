@@ -109,6 +109,14 @@ def lasting(desk: Any, lasting_url: str) -> Iterator[Site]:
 
 
 @pytest.fixture
+def two_models(desk: Any, tmp_path: Path) -> Iterator[Site]:
+    """A desktop page of a server that may load the demo model a second time, as `second`."""
+    (tmp_path / "second").symlink_to(ROOT / "assets" / "demo_model")
+    with run_server("app", "--models-dir", str(tmp_path), "--chat-model", "none") as (_, url):
+        yield from open_site(desk, url)
+
+
+@pytest.fixture
 def phone(chromium: Any, base_url: str) -> Iterator[Site]:
     """A page on a phone."""
     context = chromium.new_context(**chromium.phone, color_scheme="dark", reduced_motion="reduce")

@@ -51,6 +51,33 @@ def test_the_page_opens_with_a_proof_and_three_clicks_lead_to_a_record_of_ones_o
     assert text.input_value() == CONTACT and name.inner_text() == "Your text"
 
 
+def test_a_model_that_was_loaded_under_engine_reads_until_it_is_ended(two_models: Site) -> None:
+    site, page = two_models, two_models.page
+    chooser, verdict = page.locator("#extract").get_by_label("Read by"), page.locator("#extract .record-status")
+    site.open("extract")
+    verdict.get_by_text("Read by demo_model").wait_for()
+    assert chooser.count() == 0
+    page.get_by_role("link", name="load a larger model").click()
+    page.locator('[data-act="load second"]').click()
+    page.locator('[data-act="end second"]').wait_for()
+    site.go_to("Extract")
+    chooser.click()
+    page.get_by_role("option", name="Read by second").click()
+    page.locator("#run").click()
+    verdict.get_by_text("Read by second").wait_for()
+    page.wait_for_timeout(500)  # the event that keeps it follows the one that shows it
+    site.reload()
+    verdict.get_by_text("Read by second").wait_for()
+    site.wait_for(lambda: chooser.input_value() == "Read by second")
+    site.go_to("Engine")
+    page.locator('[data-act="end second"]').click()
+    page.locator('[data-act="load second"]').wait_for()
+    site.go_to("Extract")
+    page.get_by_text("second is not loaded any more. demo_model reads from now on.").first.wait_for()
+    chooser.wait_for(state="hidden")
+    assert verdict.get_by_text("Read by second").is_visible()
+
+
 def test_on_a_phone_the_first_screen_has_values_and_three_clicks_lead_to_ones_own(site: Site) -> None:
     site.page.set_viewport_size({"width": 390, "height": 844})
     site.open("extract")

@@ -89,7 +89,7 @@ class RowReview:
             changed = await asyncio.to_thread(shown.act, data._data)
             await run.keep(self._context.store, index, changed)
             if changed.is_approved:
-                await approve(self._context.store, run.owner, changed, self._context.engine.model_name)
+                await approve(self._context.store, run.owner, changed)
         except (EditError, StoreError) as error:
             return self.desk.refuse(error)
         drawn = {**self.desk.draw(changed), **await self._redraw(run)}

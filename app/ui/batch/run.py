@@ -61,7 +61,8 @@ class BatchRun:
             return None
         source = load_source(given)
         notes = [note for note in record.get("notes", ()) if note not in source.notes]
-        return restore(record | {"notes": notes, "sure_from": self.sure_from}, source.text, self.schema)
+        kept = record | {"model": self.model, "notes": notes, "sure_from": self.sure_from}
+        return restore(kept, source.text, self.schema)
 
     async def keep(self, store: Store, index: int, shown: Shown) -> None:
         """Put a row back as it was reviewed; the downloads have it."""
@@ -80,6 +81,11 @@ class BatchRun:
     def schema(self) -> Schema:
         schema: Schema = self.job.body["request"]["schema"]
         return schema
+
+    @property
+    def model(self) -> str:
+        model: str = self.job.body["model"]
+        return model
 
     @property
     def column(self) -> str | None:

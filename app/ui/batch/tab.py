@@ -21,6 +21,7 @@ from gradio.utils import get_upload_folder
 from app.api.context import ApiContext
 from app.api.errors import ApiError
 from app.api.jobs import add_job, cancel
+from app.api.model_pool import ModelPool
 from app.extraction import Extractor, Schema
 from app.extraction.export import FORMATS
 from app.extraction.schema_check import SchemaChecker
@@ -43,6 +44,7 @@ from app.ui.examples import Examples
 from app.ui.explain import Explanation, explain, explain_bug
 from app.ui.extract.desk import Update
 from app.ui.extract.schema_panel import BLANK_PROBLEM, SchemaPanel, is_blank
+from app.ui.model_choice import ModelChoice, ReaderChooser
 from app.ui.owner import find_owner
 from app.ui.scripts import read_kept, read_script
 from app.ui.stops import Stops
@@ -62,8 +64,13 @@ WAITS = "The engine is not ready; the batch goes on when it is."
 class BatchTab:
     """Extracts records from many texts with one schema on one engine."""
 
-    def __init__(self, context: ApiContext, examples: Examples, interval_s: float = UPDATE_INTERVAL_S) -> None:
+    def __init__(
+        self, context: ApiContext, examples: Examples, interval_s: float = UPDATE_INTERVAL_S,
+        pool: ModelPool | None = None,
+    ) -> None:
         self.context = context
+        self.models = ModelChoice(context.engine, pool)
+        self.reader = ReaderChooser(self.models)
         self.store = context.store
         self.examples = examples
         self.interval_s = interval_s
@@ -85,7 +92,7 @@ class BatchTab:
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         at_once = {"queue": False, **quiet}
         buttons = [self.trial, self.run_button, self.stop_button, *self.downloads, self.again, self.samples]
-        outputs = [self.progress, self.records, *buttons]
+        outputs = [self.progress, self.records, *buttons, self.reader.dropdown]
         choice = [self.column, self.schema, of_extract.code]
         opened = [self.files, self.column, *outputs, self.review.panel]
         self.files.change(self.open_files, [self.files, self.schema], opened, **at_once)
@@ -93,13 +100,14 @@ class BatchTab:
         for part in (self.column, self.schema):
             part.input(self.show_choice, choice, self.records, **at_once)
         of_extract.code.change(self.show_schema, choice, self.records, trigger_mode="always_last", **at_once)
-        inputs = [*choice, of_extract.problem, self.order]
+        reader = self.reader.dropdown
+        inputs = [*choice, of_extract.problem, self.order, reader]
         attached = demo.load(self.attach, known, [*opened, self.schema], js=read_kept("readBatch"), **quiet)
         attached.then(self.show_choice, choice, self.records, **at_once)
         self.trial.click(self.run_some, inputs, outputs, **quiet)
         self.run_button.click(self.run_all, inputs, outputs, **quiet)
         self.again.click(self.run_again, self.order, outputs, **quiet)
-        self.samples.click(self.run_samples, self.order, [*opened, self.schema], **quiet)
+        self.samples.click(self.run_samples, [self.order, reader], [*opened, self.schema], **quiet)
         self.order.input(self.sort, self.order, self.records, **at_once)
         self.stop_button.click(self.stop, None, None, **at_once)
         self.review.connect(self.records, [self.progress, self.records, *self.downloads])
@@ -115,6 +123,7 @@ class BatchTab:
         self.schema = gr.Dropdown(
             [AS_IN_EXTRACT, *self.examples.schemas], value=AS_IN_EXTRACT, label="Schema of a record"
         )
+        self.reader.build()
         with gr.Row():
             self.trial = gr.Button(f"Try the first {NUM_PREVIEWED}", interactive=False, min_width=120)
             self.run_button = gr.Button(
@@ -287,7 +296,7 @@ class BatchTab:
             async for update in updates:
                 yield update
 
-    async def run_samples(self, request: gr.Request, order: bool) -> AsyncGenerator[Update, None]:
+    async def run_samples(self, request: gr.Request, order: bool, model: str) -> AsyncGenerator[Update, None]:
         """Open the sample texts of the schema that has most of them, and run it."""
         found = {name: str(self.examples.schema_for(name)) for name in self.examples.samples}
         schema = max(found.values(), key=list(found.values()).count)
@@ -295,7 +304,7 @@ class BatchTab:
         opened = await self.open_files(paths, schema, request)
         column = opened[self.column]["value"]
         yield {**opened, self.schema: schema}
-        async with aclosing(self.run_all(request, column, schema, "", None, order)) as updates:
+        async with aclosing(self.run_all(request, column, schema, "", None, order, model)) as updates:
             async for update in updates:
                 yield update
 
@@ -309,14 +318,15 @@ class BatchTab:
         return render_records(run)
 
     async def run_all(
-        self, request: gr.Request, column: str, name: str, schema: str, problem: Explanation | None, order: bool, *,
-        num_rows: int | None = None,
+        self, request: gr.Request, column: str, name: str, schema: str, problem: Explanation | None, order: bool,
+        model: str, *, num_rows: int | None = None,
     ) -> AsyncGenerator[Update, None]:
         """Extract every row; finished records stay and can be downloaded after a stop or failure.
 
         Args:
             schema, problem: of the Extract tab; they count when no example schema of that name is chosen.
             order: whether records with the lowest confidence come first.
+            model: which of the loaded models reads the rows.
         """
         session, owner = str(request.session_hash), find_owner(request)
         rows = self.tables.get(session).rows[:num_rows]
@@ -330,12 +340,14 @@ class BatchTab:
             refused = refused or (BLANK_PROBLEM if is_blank(found) else None)
         except GrammarError as error:
             refused = refused or explain(error)
+        if self.models.find(model) is None:
+            refused = self.reader.explain_gone(model)
+            yield {self.reader.dropdown: self.reader.show(model)}
         if refused is not None:
             yield {self.progress: refused.as_html()}
             return
         # A page shows one run at a time; two would overwrite each other's display.
         await self._leave_run(session)
-        model = self.context.check_model(None)
         asked = {"schema": found, "model": model, "cache_salt": f"session-{session}"}
         opened = self._describe_choice(session, column, name)
         body = {"model": model, "request": asked, "is_weighed": True, "opened": opened, "column": column}
@@ -349,7 +361,9 @@ class BatchTab:
                 yield update
 
     def _make_run(self, owner: str, job: Item, lowest_first: bool = False) -> BatchRun:
-        return BatchRun(owner, job, Extractor(self.context.engine).sure_from, lowest_first)
+        engine = self.models.find(job.body["model"])
+        sure_from = None if engine is None else Extractor(engine).sure_from
+        return BatchRun(owner, job, sure_from, lowest_first)
 
     async def _show(self, session: str, run: BatchRun) -> AsyncGenerator[Update, None]:
         """Update the page while the run goes on, and at its end; closing the generator leaves the run alone."""
@@ -373,7 +387,12 @@ class BatchTab:
                 raise
 
     def _draw(self, run: BatchRun) -> Update:
-        waits = "" if self.context.engine.state == "ready" or not run.is_running else render_note(WAITS)
+        waits = ""
+        if run.is_running:
+            if (engine := self.models.find(run.model)) is None:
+                waits = render_note(f"{run.model} is not loaded any more: load it under Engine, and the batch goes on.")
+            elif engine.state != "ready":
+                waits = render_note(WAITS)
         return {self.progress: waits + render_progress(run), self.records: render_records(run)}
 
     async def _leave_run(self, session: str) -> BatchRun | None:

@@ -83,6 +83,7 @@ def render_progress(run: BatchRun) -> str:
     else:
         state, why = "stopped", run.job.body.get("error")
         parts.append("stopped; what is done is kept" + html.escape(f": {why}" if why else ""))
+    parts.append(f"read by {html.escape(run.model)}")
     share = num_done / num_rows if num_rows else 1.0
     return (
         f'<div class="progress {state}" role="progressbar" aria-label="Batch" aria-valuemin="0" '

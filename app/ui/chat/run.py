@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from app.api.errors import ApiError
 from app.api.model_pool import ModelPool
 from app.extraction.choices import describe_position
 from app.reasoning import gate_grammar, prepare_prompt, supports_reasoning
@@ -44,9 +43,10 @@ from app.ui.chat.history import Thread, describe_chats, describe_tokens, report_
 from app.ui.chat.settings import Settings, make_sampling_params
 from app.ui.explain import explain
 from app.ui.figures import describe_output
+from app.ui.model_choice import ModelChoice
 from app.ui.owner import find_owner
 from app.ui.pacing import pace
-from engine import Engine, InvalidRequest, LoRARequest, RequestOutput, SamplingParams
+from engine import Engine, InvalidRequest, RequestOutput, SamplingParams
 
 WAITING = "…"
 # Number of an answer's first tokens that can be inspected.
@@ -93,7 +93,7 @@ class ChatRun:
 
     def __init__(self, engine: Engine, store: Store, interval_s: float, pool: ModelPool | None = None) -> None:
         self.engine = engine
-        self.pool = pool
+        self.models = ModelChoice(engine, pool)
         self.store = store
         self.interval_s = interval_s
         self.answers = Answers(engine)
@@ -270,39 +270,6 @@ class ChatRun:
             why = f"the message and its files have {num_tokens:,} tokens, and the model takes {limit:,} with the answer"
             raise InvalidRequest(why, "message")
 
-    @property
-    def has_choice(self) -> bool:
-        """Return whether another model or an adapter may answer."""
-        return self.engine.config.enable_lora or (
-            self.pool is not None and (self.pool.is_open or self.pool.serves_several)
-        )
-
-    async def list_models(self) -> list[str]:
-        """Return the names that may answer: the model, its adapters, further models; empty without a choice."""
-        if not self.has_choice:
-            return []
-        names = [self.engine.model_name, *(ref.name for ref in self.engine.adapters.refs)]
-        if self.pool is not None:
-            choices = await self.pool.list_choices()
-            names += [*self.pool.first.model_names, *(name for name, each in choices.items() if each.is_here)]
-        return list(dict.fromkeys(names))
-
-    @asynccontextmanager
-    async def _hold(self, name: str) -> AsyncIterator[tuple[Engine, LoRARequest | None]]:
-        """Load a model if it is not loaded, and keep it for as long as the block runs."""
-        engine = self.engine
-        if self.pool is None or name == engine.model_name or any(ref.name == name for ref in engine.adapters.refs):
-            yield engine, None if name == engine.model_name else LoRARequest(name)
-            return
-        try:
-            entry = None if name in self.pool.first.model_names else (await self.pool.list_choices()).get(name)
-            if entry is None and name not in self.pool.first.model_names:
-                raise InvalidRequest(f"the model {name!r} is not here any more; choose another one", "model")
-            async with self.pool.hold(entry) as context:
-                yield context.engine, None
-        except ApiError as error:
-            raise InvalidRequest(str(error), "model") from error
-
     async def _generate(
         self, answer: Answer, history: History, settings: Settings, session: str
     ) -> AsyncGenerator[RequestOutput | None, None]:
@@ -316,7 +283,7 @@ class ChatRun:
     async def _generate_by(
         self, name: str, answer: Answer, history: History, settings: Settings, session: str
     ) -> AsyncGenerator[RequestOutput, None]:
-        async with self._hold(name) as (engine, lora_request):
+        async with self.models.hold(name) as (engine, lora_request):
             prompt_ids, params = await self._prepare(engine, answer, history, settings)
             # A separate cache salt, so that one visitor's prompts never show in another's cache timings.
             stream = engine.generate(

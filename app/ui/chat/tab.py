@@ -110,7 +110,7 @@ class ChatTab(ChatRun):
                 file_count="multiple", file_types=[*FILE_TYPES, *IMAGE_TYPES],
             )
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
-            self.settings = settings = build_settings(self.defaults, self.has_choice)
+            self.settings = settings = build_settings(self.defaults, self.models.has_choice)
             # Never displayed; they carry the browser's storage into the event.
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
             current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
@@ -227,18 +227,18 @@ class ChatTab(ChatRun):
         notes = [more["where"]] if owner.startswith(objects.GUEST) else self.store.notes
         more |= {"problem": " ".join(notes)} if notes else {}
         if thread is not None:
-            updates = restore_settings(self.defaults, kept, await self.list_models())
+            updates = restore_settings(self.defaults, kept, await self.models.list_here())
             return *self._skip_opened()[:8], {"updates": updates}
         if chat_id is None:
             listed = await self.store.run(chats.list_chats, owner)
             chat_id = listed[0]["id"] if listed else None
         *opened, settings = await self._open(request, chat_id, more)
-        updates = restore_settings(self.defaults, settings or kept, await self.list_models())
+        updates = restore_settings(self.defaults, settings or kept, await self.models.list_here())
         return *opened, {"updates": updates}
 
     async def offer_models(self) -> Any:
         """Offer the models that are here now: one may have been fetched since the page was opened."""
-        return gr.update(choices=[(name, name) for name in await self.list_models()])
+        return gr.update(choices=[(name, name) for name in await self.models.list_here()])
 
     async def pick(self, turn: Turn | None, data: gr.EventData, request: gr.Request) -> Opened:
         """Open another chat. The answer in the previous chat continues, and is shown when that chat is opened again."""
@@ -321,7 +321,7 @@ class ChatTab(ChatRun):
         _leave(turn)
         *opened, kept = await self._open(request, chat_id, more)
         kept = asdict(self.defaults) | kept if kept else None
-        return *opened, *restore_settings(self.defaults, kept, await self.list_models())
+        return *opened, *restore_settings(self.defaults, kept, await self.models.list_here())
 
     async def _open(self, request: gr.Request, chat_id: str | None, more: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return what the page shows of a stored or a new chat, and the chat's settings."""

@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from app.extraction import Schema
 from app.extraction.evaluate import find_threshold
@@ -52,8 +53,8 @@ class Trust:
     fields: tuple[Field, ...]
 
 
-def put_approval(db: Connection, owner: str, shown: Shown, model: str) -> None:
-    """Keep an approved record; it replaces one of the same text and schema.
+def put_approval(db: Connection, owner: str, shown: Shown) -> None:
+    """Keep an approved record; it replaces one of the same text and schema that the same model read.
 
     Raises StoreFull: there is no room.
     """
@@ -65,17 +66,17 @@ def put_approval(db: Connection, owner: str, shown: Shown, model: str) -> None:
         if leaf.pointer not in unseen
     ]
     body = {
-        "record": shown.result.record, "text": shown.text, "schema": make_digest(shown.schema), "model": model,
+        "record": shown.result.record, "text": shown.text, "schema": make_digest(shown.schema), "model": shown.model,
         "looked_at": looked_at, "num_unseen": len(unseen),
     }
-    objects.put(db, owner, "approval", make_id(shown), body)
+    objects.put(db, owner, "approval", f"approval-{shown.key}-{make_digest(shown.model)}", body)
     objects.keep_latest(db, owner, "approval", MAX_APPROVALS, MAX_BYTES)
 
 
 def get_approved(db: Connection, owner: str, shown: Shown) -> Json | None:
-    """Return the approval of the same text and schema."""
-    found = objects.get(db, owner, "approval", make_id(shown))
-    return None if found is None else found.body
+    """Return the latest approval of the same text and schema, whichever model read it."""
+    found = objects.find(db, owner, "approval", text=f'"schema":"{make_digest(shown.schema)}"')
+    return next((each.body for each in found if each.id.startswith(f"approval-{shown.key}")), None)
 
 
 def find_approvals(db: Connection, owner: str, schema: Schema, model: str | None = None) -> list[Json]:
@@ -131,10 +132,8 @@ def render_trust(trust: Trust | None) -> str:
 
 def render_examples(approvals: Sequence[Json]) -> list[str]:
     """Return the latest approved records as lines of the examples that the model reads first."""
-    return [
-        json.dumps({"text": each["text"], "record": each["record"]}, ensure_ascii=False)
-        for each in approvals[:MAX_EXAMPLES]
-    ]
+    pairs = ({"text": each["text"], "record": each["record"]} for each in approvals)
+    return list(dict.fromkeys(json.dumps(each, ensure_ascii=False) for each in pairs))[:MAX_EXAMPLES]
 
 
 def name_field(path: Path) -> str:
@@ -142,9 +141,5 @@ def name_field(path: Path) -> str:
     return " › ".join(step for step in path if isinstance(step, str)) or "the record"
 
 
-def make_digest(schema: Schema) -> str:
-    return hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def make_id(shown: Shown) -> str:
-    return f"approval-{shown.key}"
+def make_digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -26,30 +26,35 @@ NO_SOURCE = (
 HELP = "Enter: this value is right, on to the next. Alt and arrow: step. Esc: as before."
 
 
-def render_badge(kind: str, text: str, detail: str = "") -> str:
-    """Return a verdict in words and colour; never colour alone."""
+def render_badge(kind: str, text: str, detail: str = "", model: str = "") -> str:
+    """Return a verdict in words and colour, never colour alone, and the model that read the text."""
     more = f'<span class="detail">{html.escape(detail)}</span>' if detail else ""
+    more += f'<span class="detail">Read by {html.escape(model)}</span>' if model else ""
     return f'<div class="status-line {kind}" role="status"><span class="badge">{html.escape(text)}</span>{more}</div>'
 
 
 def render_status(shown: Shown) -> str:
     """Return whether the record may be used, and why not."""
+    return render_badge(*_judge(shown), model=shown.model)
+
+
+def _judge(shown: Shown) -> tuple[str, str, str]:
     result = shown.result
     if shown.is_approved:
         count, unseen = len(result.leaves), len(shown.unseen)
         if shown.to_check:
             num_open = len(shown.to_check)
             words = f"{num_open} marked value{'s' * (num_open > 1)} unseen, still to check"
-            return render_badge("cut", "approved", words)
+            return "cut", "approved", words
         words = f"{unseen} of {count} values unseen, which do not count as checked" if unseen else "every value checked"
-        return render_badge("good", "approved", words)
+        return "good", "approved", words
     if not result.valid:
         if result.finish_reason == "length":
-            return render_badge("cut", "cut off", result.errors[0].removeprefix("cut off: "))
-        return render_badge("bad", "not valid", "; ".join(result.errors))
+            return "cut", "cut off", result.errors[0].removeprefix("cut off: ")
+        return "bad", "not valid", "; ".join(result.errors)
     if shown.to_check:
-        return render_badge("cut", "please check", "valid JSON; the marked values may be wrong")
-    return render_badge("plain", "valid JSON", "fits the schema; whether it is right, only you can say")
+        return "cut", "please check", "valid JSON; the marked values may be wrong"
+    return "plain", "valid JSON", "fits the schema; whether it is right, only you can say"
 
 
 def render_fields(shown: Shown) -> str:

@@ -25,8 +25,10 @@ UNMEASURED = (
 )
 
 
-def render_calibration(engine: Engine) -> str:
-    """Return the folded explanation under the record."""
+def render_calibration(engine: Engine | None) -> str:
+    """Return the folded explanation under the record; none for a model that is not loaded any more."""
+    if engine is None:
+        return ""
     found = find_calibration(Path(engine.config.model))
     table = make_table(found) if found is not None else UNMEASURED
     return (

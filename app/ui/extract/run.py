@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any
 
 import gradio as gr
 
-from app.extraction import ExtractionResult, Extractor, Limits, PartialExtraction, Schema
+from app.api.model_pool import ModelPool
+from app.extraction import ExtractionResult, Extractor, Limits, PartialExtraction
 from app.extraction.choices import NUM_RIVALS, find_choices
 from app.extraction.chunks import PartsDone, stream_whole
 from app.extraction.json_spans import scan
@@ -32,8 +33,10 @@ from app.ui.extract.approvals import (
 from app.ui.extract.desk import Desk, Update, find_first_page, find_page
 from app.ui.extract.pages import Opened, show_page
 from app.ui.extract.record_view import render_badge, render_figures, render_growing
+from app.ui.extract.reliability import render_calibration
 from app.ui.extract.schema_panel import BLANK_PROBLEM, is_blank
 from app.ui.extract.shown import Shown
+from app.ui.model_choice import ModelChoice, ReaderChooser
 from app.ui.owner import find_owner
 from app.ui.pacing import pace
 from app.ui.stops import Stops
@@ -52,9 +55,12 @@ class ExtractRun:
     figures: gr.HTML
     page: gr.HTML
     trust: gr.HTML
+    calibration: gr.HTML
 
-    def __init__(self, engine: Engine, store: Store, interval_s: float) -> None:
+    def __init__(self, engine: Engine, store: Store, interval_s: float, pool: ModelPool | None = None) -> None:
         self.engine = engine
+        self.models = ModelChoice(engine, pool)
+        self.reader = ReaderChooser(self.models)
         self.store = store
         self.interval_s = interval_s
         self.stops = Stops()
@@ -63,12 +69,17 @@ class ExtractRun:
 
     async def run(
         self, text: str, schema_text: str, problem: Explanation | None, with_limits: bool, is_verbatim: bool,
-        instructions: str, examples: str, opened: Opened | None, request: gr.Request,
+        instructions: str, examples: str, opened: Opened | None, model: str, request: gr.Request,
     ) -> AsyncGenerator[Update, None]:
         """Extract one record and show it while it is written."""
         images = () if opened is None else opened.source.images
         if not text.strip() and not images:
             problem = NO_TEXT
+        engine = self.models.find(model)
+        if engine is None:
+            gone = self.reader.explain_gone(model).as_html()
+            yield {self.desk.badge: gone, self.reader.dropdown: self.reader.show(model)}
+            return
         if problem is not None:
             yield self._end(problem)
             return
@@ -82,7 +93,7 @@ class ExtractRun:
                 # The page sends None for a text box that was never seen.
                 shots = parse_examples(examples or "")
             except EXPLAINED as error:
-                problem = explain(error, self.engine.state)
+                problem = explain(error)
             except ValueError as error:
                 problem = Explanation("The examples cannot be used.", f"{error}.", "Correct them and run again.")
             if flag.is_asked():
@@ -92,22 +103,25 @@ class ExtractRun:
                 yield self._end(problem)
                 return
             owner = find_owner(request)
-            trust = await self._read_trust(owner, checked.schema)
-            extractor = Extractor(
-                self.engine, Limits() if with_limits else None, ground=is_verbatim,
-                instructions=instructions or "", examples=shots, images=images, num_rivals=NUM_RIVALS,
-                approved_from=trust.sure_from if trust is not None else None,
-            )
-            # A separate cache salt, so that one visitor's text never shows in another's cache timings.
-            stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")
+            trust = await self.store.run(read_trust, owner, checked.schema, model)
             busy = {self.run_button: gr.update(interactive=False), self.stop_button: gr.update(visible=True)}
-            yield {**self.desk.clear(render_badge("busy", "reading")), self.figures: "", **busy}
+            beside = {self.figures: "", self.calibration: render_calibration(engine)}
+            yield {**self.desk.clear(render_badge("busy", "reading")), **beside, **busy}
             try:
-                # Leaving the block closes the stream, which aborts the engine's requests.
-                async with aclosing(pace(stream, self.interval_s)) as parts:
+                # Leaving the blocks closes the stream, which aborts the engine's requests.
+                async with AsyncExitStack() as stack:
+                    reader, adapter = await stack.enter_async_context(self.models.hold(model))
+                    extractor = Extractor(
+                        reader, Limits() if with_limits else None, ground=is_verbatim, lora_request=adapter,
+                        instructions=instructions or "", examples=shots, images=images, num_rivals=NUM_RIVALS,
+                        approved_from=trust.sure_from if trust is not None else None,
+                    )
+                    # A separate cache salt, so that one visitor's text never shows in another's cache timings.
+                    stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")
+                    parts = await stack.enter_async_context(aclosing(pace(stream, self.interval_s)))
                     async for part in parts:
                         if isinstance(part, ExtractionResult):
-                            shown = await asyncio.to_thread(self._begin, part, text, checked, opened)
+                            shown = await asyncio.to_thread(self._begin, part, text, checked, extractor, opened)
                             shown = await self._recall(shown, owner)
                             yield self.show(shown) | {self.trust: render_trust(trust)} | self._idle()
                             if (page := await find_first_page(shown)) is not None:
@@ -117,7 +131,7 @@ class ExtractRun:
                         if flag.is_asked():
                             break
             except EXPLAINED as error:
-                yield self._end(explain(error, self.engine.state))
+                yield self._end(explain(error, engine.state))
                 return
             except Exception as error:
                 # Raise unexpected errors, but do not leave the page in its busy state.
@@ -127,19 +141,17 @@ class ExtractRun:
             yield self._idle() if flag.asked == "leave" else stopped | self._idle()
 
     def _begin(
-        self, result: ExtractionResult, text: str, checked: CheckedSchema, opened: Opened | None
+        self, result: ExtractionResult, text: str, checked: CheckedSchema, extractor: Extractor, opened: Opened | None
     ) -> Shown:
         notes = opened.source.notes if opened is not None else ()
-        choices = find_choices(result, self.engine, text)
-        return Shown(replace(result, notes=(*notes, *result.notes)), text, checked.schema, opened, choices)
+        choices = find_choices(result, extractor.engine, text)
+        result = replace(result, notes=(*notes, *result.notes))
+        return Shown(result, text, checked.schema, extractor.model_name, opened, choices)
 
     async def _recall(self, shown: Shown, owner: str) -> Shown:
         """Compare a record with the one that was approved for the same text and schema."""
         before = await self.store.run(get_approved, owner, shown)
         return shown if before is None else replace(shown, verified=before["record"])
-
-    async def _read_trust(self, owner: str, schema: Schema) -> Trust | None:
-        return await self.store.run(read_trust, owner, schema, self.engine.model_name)
 
     async def add_approved(self, shown: Shown | None, examples: str | None, request: gr.Request) -> str:
         """Append the latest approved records of the shown schema to the examples."""
@@ -163,7 +175,7 @@ class ExtractRun:
             changed = await asyncio.to_thread(shown.act, data._data)
             if not changed.is_approved:
                 return self.desk.draw(changed)
-            trust = await approve(self.store, find_owner(request), changed, self.engine.model_name)
+            trust = await approve(self.store, find_owner(request), changed)
         except (EditError, StoreError) as error:
             return self.desk.refuse(error)
         return {**self.desk.draw(changed), self.trust: render_trust(trust)}
@@ -208,12 +220,12 @@ class ExtractRun:
         return self.clear(problem.as_html() if problem else "") | self._idle()
 
 
-async def approve(store: Store, owner: str, shown: Shown, model: str) -> Trust | None:
-    """Keep an approved record, and return what all of its schema say of the model."""
+async def approve(store: Store, owner: str, shown: Shown) -> Trust | None:
+    """Keep an approved record, and return what all of its schema say of the model that read it."""
 
     def keep(db: Connection) -> Trust | None:
-        put_approval(db, owner, shown, model)
-        return read_trust(db, owner, shown.schema, model)
+        put_approval(db, owner, shown)
+        return read_trust(db, owner, shown.schema, shown.model)
 
     return await store.run(keep)
 

@@ -24,6 +24,7 @@ class Shown:
     """A record with its text and schema, and the corrections and approvals of the user.
 
     Attributes:
+        model: name of the model or adapter that read the text.
         drafted: the record as the model wrote it.
         choices: what the model weighed, by the pointer in `drafted`.
         origin: the pointer in `drafted` of each value that comes from there.
@@ -36,6 +37,7 @@ class Shown:
     result: ExtractionResult
     text: str
     schema: Schema
+    model: str
     opened: Opened | None = None
     choices: Mapping[str, Choice] = field(default_factory=dict)
     verified: Any = None
@@ -148,7 +150,8 @@ class Shown:
         """Return it as JSON that `restore` reads."""
         draft = {"record": self.drafted.record, "confidence": self.drafted.confidence}
         return {
-            "source": self.result.source, "record": self.result.record, "finish_reason": self.result.finish_reason,
+            "model": self.model, "source": self.result.source, "record": self.result.record,
+            "finish_reason": self.result.finish_reason,
             "notes": list(self.result.notes), "sure_from": self.result.sure_from, "draft": draft,
             "choices": {pointer: asdict(choice) for pointer, choice in self.choices.items()},
             "checked": sorted(self.checked), "seen": sorted(self.seen), "approved": self.is_approved,
@@ -163,7 +166,7 @@ def restore(kept: Mapping[str, Any], text: str, schema: Schema) -> Shown:
         BoundedSchema(schema), tuple(kept.get("notes", ())), sure_from=kept.get("sure_from", LOW_CONFIDENCE),
     )
     choices = {pointer: Choice(**each) for pointer, each in kept.get("choices", {}).items()}
-    shown = Shown(make_again(schema, text, result, draft["record"]), text, schema, choices=choices)
+    shown = Shown(make_again(schema, text, result, draft["record"]), text, schema, kept["model"], choices=choices)
     if "draft" not in kept:
         return shown
     checked, seen = frozenset(kept["checked"]), frozenset(kept.get("seen", ()))

@@ -12,6 +12,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.api.model_pool import ModelPool
 from app.extraction import Extractor, Limits
 from app.extraction.pdf import find_ocr
 from app.extraction.reading import read_apart
@@ -19,7 +20,7 @@ from app.extraction.sources import IMAGE_TYPES, OFFICE_TYPES, Source, Unreadable
 from app.store import Store, StoreError, objects
 from app.ui.examples import Examples, is_demo_model
 from app.ui.explain import EXPLAINED, Explanation, explain
-from app.ui.extract.approvals import render_trust
+from app.ui.extract.approvals import read_trust, render_trust
 from app.ui.extract.desk import Update, find_first_page
 from app.ui.extract.pages import Opened, open_path, show_page
 from app.ui.extract.projects import is_same_text, list_recent, put_project, render_name
@@ -43,8 +44,8 @@ LEAD = (
     "value shows its place, doubtful ones ask you, nothing leaves this machine.</p>"
 )
 DEMO_NOTE = (
-    '<p class="hint-line">The embedded demo model reads short texts like the examples. For your own, start with a real '
-    "model: <code>--model Qwen/Qwen3-0.6B</code></p>"
+    '<p class="hint-line">The embedded demo model reads short texts like the examples. For your own, '
+    '<a href="#engine">load a larger model</a> under Engine; then choose it beside the button.</p>'
 )
 # The project that this browser tab had open, and the text that was typed since; whether the page was opened here by
 # somebody who has neither: the proof is not for others.
@@ -68,9 +69,10 @@ class ExtractTab(ExtractRun):
     """The layout of one workbench on one engine; ExtractRun has its handlers."""
 
     def __init__(
-        self, engine: Engine, examples: Examples, store: Store, interval_s: float = UPDATE_INTERVAL_S
+        self, engine: Engine, examples: Examples, store: Store, interval_s: float = UPDATE_INTERVAL_S,
+        pool: ModelPool | None = None,
     ) -> None:
-        super().__init__(engine, store, interval_s)
+        super().__init__(engine, store, interval_s, pool)
         self.examples = examples
         self.panel = SchemaPanel(examples)
 
@@ -83,6 +85,7 @@ class ExtractTab(ExtractRun):
                 self.panel.build_chooser()
                 with gr.Row(elem_classes="bar"):
                     self.run_button = gr.Button("Extract", variant="primary", elem_id="run", min_width=120)
+                    self.reader.build()
                     self.stop_button = gr.Button("Stop", variant="stop", visible=False, elem_id="stop", min_width=80)
                 self.panel.build(demo)
                 settings, add, add_approved = self._build_settings()
@@ -93,7 +96,9 @@ class ExtractTab(ExtractRun):
                 self.saved = gr.HTML({}, html_template="", apply_default_css=False, elem_id="saved-record")
                 self.figures = gr.HTML("", elem_id="figures", apply_default_css=False)
                 self.trust = gr.HTML("", elem_id="trust", apply_default_css=False)
-                gr.HTML(render_calibration(self.engine), elem_id="calibration", apply_default_css=False)
+                self.calibration = gr.HTML(
+                    render_calibration(self.engine), elem_id="calibration", apply_default_css=False
+                )
                 if is_demo_model(self.engine):
                     gr.HTML(DEMO_NOTE, apply_default_css=False)
         # Never displayed: carries what READ_OPENING has read into the event, and the project's id to the browser.
@@ -170,9 +175,9 @@ class ExtractTab(ExtractRun):
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         at_once = {"queue": False, **quiet}
         ran = [*desk.parts, self.figures, self.trust, self.source_tabs, self.run_button, self.stop_button, self.page]
+        ran += [self.reader.dropdown, self.calibration]
         file = [self.name, self.text, self.image, self.image_tab, self.page_tab, self.opened, self.sample]
-        inputs = [self.text, panel.code, panel.problem, *settings, self.opened]
-        demo.load(self.offer_files, None, self.upload, **at_once)
+        inputs = [self.text, panel.code, panel.problem, *settings, self.opened, self.reader.dropdown]
         proved = [*ran, *file, *panel.views]
         demo.load(self.open, self.kept, [*proved, self.project], js=READ_OPENING, **quiet)
         demo.load(self.list_recent, None, self.recent, **at_once)
@@ -195,9 +200,11 @@ class ExtractTab(ExtractRun):
         add.click(add_example, [desk.shown, settings[-1]], settings[-1], **at_once)
         add_approved.click(self.add_approved, [desk.shown, settings[-1]], settings[-1], **quiet)
         changes += [
-            self.upload.upload(self.open_file, self.upload, [*ran, *file], **at_once),
+            self.upload.upload(self.open_file, [self.upload, self.reader.dropdown], [*ran, *file], **at_once),
             picked := self.sample.select(self.pick_sample, self.sample, proved, **at_once),
-            panel.describe.click(self.describe, [panel.wish, self.text, self.opened], panel.views, **quiet),
+            panel.describe.click(
+                self.describe, [panel.wish, self.text, self.opened, self.reader.dropdown], panel.views, **quiet
+            ),
         ]
         picked.then(None, js=END_CHANGE, **at_once)
         for change in changes:
@@ -205,6 +212,12 @@ class ExtractTab(ExtractRun):
                 self.keep, [self.project, self.text, panel.code, self.opened, desk.shown], [self.project, self.kept],
                 trigger_mode="always_last", **at_once,
             ).then(self.list_recent, None, self.recent, **at_once)
+
+    def connect_opening(self, *opening: Any) -> None:
+        """Offer what the loaded models can read whenever one of these events comes: another may have been loaded."""
+        self.reader.connect(*opening)
+        quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+        gr.on(opening, self.offer_files, None, self.upload, **quiet)
 
     async def keep(
         self, project: str, text: str, schema: str, opened: Opened | None, shown: Shown | None, request: gr.Request
@@ -253,15 +266,19 @@ class ExtractTab(ExtractRun):
     async def _draw(self, found: objects.Item, owner: str, draft: str | None = None) -> Update:
         """Return a project with its text, or what was typed since, its schema and its record."""
         body = found.body
-        opened = await self._open_again(body.get("path"))
+        record = {"model": self.engine.model_name} | (body["record"] or {})
+        reader = self.models.find(record["model"])
+        opened = await self._open_again(body.get("path"), (reader or self.engine).sees_images)
         drawn = {**self._put(draft or body["text"], opened), **self.panel.show(body["schema"])}
         if opened is not None and opened.source.page_starts:
             drawn[self.page] = await show_page(opened, 1)
-        if (record := body["record"]) is not None:
+        if body["record"] is not None:
             shown = await asyncio.to_thread(restore, record, record["text"], record["schema"])
             shown = replace(shown, opened=opened)
-            trust = await self._read_trust(owner, shown.schema)
+            trust = await self.store.run(read_trust, owner, shown.schema, shown.model)
             drawn |= self.desk.draw(shown) | {self.trust: render_trust(trust)}
+            drawn[self.reader.dropdown] = self.reader.show(shown.model)
+            drawn[self.calibration] = render_calibration(reader)
             drawn[self.source_tabs] = gr.update(selected=choose_tab(shown))
             drawn |= {self.page: page} if (page := await find_first_page(shown)) is not None else {}
         return drawn | {self.project: found.id}
@@ -275,7 +292,8 @@ class ExtractTab(ExtractRun):
         picked = await self.pick_sample(PROOF, request)
         yield picked
         schema = picked[self.panel.code]
-        running = self.run(picked[self.text], schema, None, True, False, "", "", picked[self.opened], request)
+        model = self.engine.model_name
+        running = self.run(picked[self.text], schema, None, True, False, "", "", picked[self.opened], model, request)
         async with aclosing(running) as updates:
             async for update in updates:
                 yield update
@@ -289,14 +307,14 @@ class ExtractTab(ExtractRun):
         views = self.panel.show(self.examples.schemas[schema]) if schema else {}
         return {**self._put(opened.source.text, opened), **views}
 
-    async def _open_again(self, path: str | None) -> Opened | None:
+    async def _open_again(self, path: str | None, sees_images: bool) -> Opened | None:
         """Read the file of a project again; without its content when the server does not have it any more."""
         if not path:
             return None
         if Path(path) in self.examples.samples.values():
             return open_sample(Path(path))
         with suppress(UnreadableSource):
-            return await read_apart(path, open_path, Path(path), self.engine.sees_images)
+            return await read_apart(path, open_path, Path(path), sees_images)
         return Opened(Path(path), Source(Path(path).name, ""))
 
     def _name(self, opened: Opened | None, text: str) -> str:
@@ -325,35 +343,41 @@ class ExtractTab(ExtractRun):
             self.page_tab: gr.update(visible=is_pdf), self.opened: opened, self.sample: "",
         }
 
-    async def describe(self, wish: str, text: str, opened: Opened | None, request: gr.Request) -> Update:
+    async def describe(
+        self, wish: str, text: str, opened: Opened | None, model: str, request: gr.Request
+    ) -> Update:
         """Make a schema of the names that a person lists, or have the model propose one for the text."""
-        schema = read_names(wish or "")
-        if schema is None and is_demo_model(self.engine):
+        schema, engine = read_names(wish or ""), self.models.find(model) or self.engine
+        if schema is None and is_demo_model(engine):
             why = "The demo model cannot read a description. List the fields, as in: customer, order date, total."
             raise gr.Error(why, print_exception=False)
         images = () if opened is None else opened.source.images
         problem = NO_TEXT
         if schema is None and (text.strip() or images):
             problem = Explanation("The model proposed no field.", "", "Add fields in the form.")
-            extractor = Extractor(self.engine, None, instructions=f"{TASK} {wish or ''}".strip(), images=images)
+            asked = f"{TASK} {wish or ''}".strip()
             try:
-                schema = await propose_schema(extractor, text, f"session-{request.session_hash}")
+                async with self.models.hold(model) as (engine, adapter):
+                    extractor = Extractor(engine, None, instructions=asked, images=images, lora_request=adapter)
+                    schema = await propose_schema(extractor, text, f"session-{request.session_hash}")
             except EXPLAINED as error:
-                problem = explain(error, self.engine.state)
+                problem = explain(error, engine.state)
         if schema is None:
             raise gr.Error(str(problem), print_exception=False)
         return self.panel.show(dump(schema))
 
     def offer_files(self) -> Any:
-        """Offer pictures if the model sees them, which is known when the engine has started, or if there is OCR."""
-        reads_images = self.engine.sees_images or find_ocr()
+        """Offer pictures if a model sees them, which is known when its engine has started, or if there is OCR."""
+        engines = map(self.models.find, self.models.list_loaded())
+        reads_images = any(each is not None and each.sees_images for each in engines) or find_ocr()
         return gr.update(file_types=[*FILE_TYPES, *IMAGE_TYPES]) if reads_images else gr.skip()
 
-    async def open_file(self, path: str, request: gr.Request) -> Update:
+    async def open_file(self, path: str, model: str, request: gr.Request) -> Update:
         """Show an uploaded file in place of text and record; or nothing, and why it cannot be read."""
         await self.stops.end(str(request.session_hash))
+        engine = self.models.find(model) or self.engine
         try:
-            opened = await read_apart(path, open_path, Path(path), self.engine.sees_images)
+            opened = await read_apart(path, open_path, Path(path), engine.sees_images)
         except UnreadableSource as error:
             advice = "Open a PDF with text in it, a Word, Excel, PowerPoint, HTML, mail or text file."
             return self._put("", badge=Explanation("This file cannot be read.", f"{error}.", advice).as_html())

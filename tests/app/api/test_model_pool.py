@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -22,11 +23,12 @@ from app.api import model_pool, model_switch
 from app.api.job_kinds import make_answer
 from app.api.model_pool import choose_roles
 from app.config import AppConfig, UsageError
+from app.extraction.sources import Source, dump_source
 from app.store import Store
 from app.ui.chat.settings import Settings
 from app.ui.chat.tab import ChatTab
 from app.ui.models import ModelPanel
-from engine import Catalogue, ConfigError, Engine, EngineConfig, EngineDead
+from engine import Catalogue, ConfigError, Engine, EngineConfig, EngineDead, EngineSleeping
 from engine.packaged_models import Progress
 from tests.app.api.harness import Server, events, needs_model, run_server
 from tests.engine.cluster.fault_run import send_signal
@@ -268,6 +270,23 @@ async def test_rows_of_a_job_are_answered_by_the_models_that_they_name(several: 
     assert json.loads(done[1].text)["response"]["body"]["model"] == "b"
 
 
+async def test_a_job_waits_while_the_model_that_a_person_loaded_is_not_loaded(models_dir: Path) -> None:
+    NamedEngine.gate = asyncio.Event()
+    NamedEngine.gate.set()
+    async with run_server(FakeEngine(), AppConfig()) as server:
+        server.pool.make_engine, entry = NamedEngine, Catalogue(models_dir).find("a")
+        request = {"schema": "event", "text": "x", "model": "a"}
+        job: Any = SimpleNamespace(id="job", body={"kind": "extract", "model": "a", "request": request})
+        row = dump_source(Source("x.txt", "Ada"))
+        assert entry is not None and make_answer(server.pool, job) is None
+        async with server.pool.hold(entry):
+            answer = make_answer(server.pool, job)
+        assert answer is not None and '"record": {"name"' in (await answer(row)).text
+        await server.pool.unload(entry)
+        with pytest.raises(EngineSleeping, match="'a' is not loaded any more"):
+            await answer(row)
+
+
 async def test_a_role_gives_requests_without_a_model_to_its_own(
     models_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +363,7 @@ async def test_requests_to_three_models_in_random_order_get_the_texts_of_each_mo
 
 async def test_the_chat_is_answered_by_the_models_that_a_person_chose(several: Server) -> None:
     tab = ChatTab(several.pool.first.engine, "", [], Store(), interval_s=0, pool=several.pool)
-    assert {"fake", "a", "best", "bad"} <= set(await tab.list_models())
+    assert {"fake", "a", "best", "bad"} <= set(await tab.models.list_here())
     request = SimpleNamespace(session_hash="abc", request=None)
     for models, words in ((["a"], "a"), (["b", "a"], "**b**\n\nb\n\n**a**\n\na"), ([], "You said"), (["bad"], "")):
         settings = asdict(Settings(models=models, max_tokens=64)).values()

@@ -27,9 +27,10 @@ from app.ui.batch.tab import AS_IN_EXTRACT, BatchTab
 from app.ui.batch.tables import NO_TABLE, OpenTables, open_table
 from app.ui.batch.view import format_duration, render_preview, render_progress, render_records
 from app.ui.examples import Examples
+from app.ui.extract.approvals import read_trust
 from app.ui.extract.schema_panel import SchemaPanel
 from app.ui.stops import Stops
-from engine import EngineDead
+from engine import CatalogueEntry, EngineDead
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
 
@@ -67,10 +68,12 @@ async def make_tab() -> AsyncIterator[MakeTab]:
     def make(rows: tuple[Row, ...] = ROWS, **options: Any) -> tuple[BatchTab, FakeEngine]:
         engine = FakeEngine(**options)
         context: Any = ApiContext(engine, AppConfig())  # type: ignore[arg-type]
-        workers.append(asyncio.create_task(context.jobs.run(partial(make_answer, ModelPool(context)))))
+        pool = ModelPool(context, lambda config: FakeEngine(config=config, **options))  # type: ignore[arg-type, return-value]
+        workers.append(asyncio.create_task(context.jobs.run(partial(make_answer, pool))))
         tab = copy.copy(build_tab())
-        fresh, review = BatchTab(context, tab.examples, interval_s=0), copy.copy(tab.review)
+        fresh, review = BatchTab(context, tab.examples, interval_s=0, pool=pool), copy.copy(tab.review)
         review.__dict__ |= vars(fresh.review) | {"desk": review.desk, "_redraw": tab._redraw}
+        fresh.reader.dropdown = tab.reader.dropdown
         tab.__dict__ |= vars(fresh) | {"review": review}
         tab.tables.put(REQUEST.session_hash, make_table(rows))
         return tab, engine
@@ -85,7 +88,7 @@ def show(tab: BatchTab, update: Any) -> Any:
     parts = {
         "progress": tab.progress, "records": tab.records, "trial": tab.trial, "run": tab.run_button,
         "stop": tab.stop_button, "again": tab.again, "column": tab.column,
-        "place": tab.review.place, "index": tab.review.index,
+        "reader": tab.reader.dropdown, "place": tab.review.place, "index": tab.review.index,
         "review": tab.review.panel, "fields": tab.review.desk.fields, "shown": tab.review.desk.shown,
         "badge": tab.review.desk.badge,
         **dict(zip(("jsonl", "csv", "xlsx", "parquet"), tab.downloads, strict=True)),
@@ -104,7 +107,7 @@ def read(button: Any) -> bytes:
 
 async def test_a_run_shows_progress_and_ends_with_files(make_tab: MakeTab) -> None:
     tab, _ = make_tab()
-    updates = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
+    updates = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False, "fake"))
     assert updates[0].stop["visible"] is True
     last = updates[-1]
     assert last.again["visible"] is True
@@ -120,14 +123,14 @@ async def test_the_files_of_a_table_have_the_column_with_the_text(
     make_tab: MakeTab, cells: dict[str, str], line: bytes
 ) -> None:
     tab, _ = make_tab((Row("a", cells),))
-    last = (await collect(tab, tab.run_all(REQUEST, list(cells)[-1], "person", "", None, False)))[-1]
+    last = (await collect(tab, tab.run_all(REQUEST, list(cells)[-1], "person", "", None, False, "fake")))[-1]
     assert line in read(last.csv)
 
 
 async def test_the_trial_takes_the_first_rows_only_with_the_schema_of_the_extract_tab(make_tab: MakeTab) -> None:
     tab, engine = make_tab(tuple(Row(str(index), {"text": "Ada"}) for index in range(9)))
     mine = SCHEMA.replace("{", '{"title": "Mine", ', 1)
-    await collect(tab, tab.run_some(REQUEST, "text", AS_IN_EXTRACT, mine, None, False))
+    await collect(tab, tab.run_some(REQUEST, "text", AS_IN_EXTRACT, mine, None, False, "fake"))
     assert len(engine.requests) == 5 and "Mine" in engine.requests[0].prompt
 
 
@@ -147,7 +150,7 @@ async def test_a_page_loaded_later_opens_the_files_with_what_was_chosen(make_tab
     tab, _ = make_tab()
     await tab.open_files([str(path)], AS_IN_EXTRACT, REQUEST)
     kept = re.search('data-run="([^"]+)"', await tab.show_choice("id", "person", "", REQUEST))
-    run = (await collect(tab, tab.run_all(REQUEST, "body", "person", "", None, False)))[-1]
+    run = (await collect(tab, tab.run_all(REQUEST, "body", "person", "", None, False, "fake")))[-1]
     chosen = await tab.show_choice("id", "person", "", REQUEST)  # for the next run
     assert chosen.index("class=chosen>id") < chosen.index(" inert>")
     assert run.records in await tab.show_choice("body", "person", "", REQUEST)
@@ -197,7 +200,7 @@ async def test_a_visitor_has_one_table_and_it_is_freed_when_he_leaves(make_tab: 
     await tab.open_files([str(path)], AS_IN_EXTRACT, REQUEST)
     assert [row.name for row in tab.tables.get("abc").rows] == ["a.txt"]
     tab.leave("abc")
-    (update,) = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
+    (update,) = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False, "fake"))
     assert "not open any more" in update.progress and engine.requests == []
 
 
@@ -221,7 +224,7 @@ async def test_tables_are_limited_together_and_the_oldest_makes_room(tmp_path: P
 
 async def test_an_order_chosen_during_a_run_stays(make_tab: MakeTab) -> None:
     tab, _ = make_tab()
-    updates = tab.run_all(REQUEST, "text", "person", "", None, False)
+    updates = tab.run_all(REQUEST, "text", "person", "", None, False, "fake")
     await anext(updates)
     await tab.sort(True, REQUEST)
     shown = (await collect(tab, updates))[-1].records
@@ -271,9 +274,25 @@ def correct(tab: BatchTab, page: Any, **data: Any) -> Any:
     return tab.review.act(page.shown, page.index, SimpleNamespace(_data=data), REQUEST)  # type: ignore[arg-type]
 
 
+async def test_the_chosen_model_reads_the_rows_and_their_approvals_are_its_own(make_tab: MakeTab) -> None:
+    tab, engine = make_tab(record='{"name": "Ada"}')
+    pool = tab.models.pool
+    assert pool is not None
+    pool.keep("chat", CatalogueEntry("large", "/models/large", "folder"))
+    run = (await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False, "large")))[-1]
+    assert "read by large" in run.progress and engine.requests == []
+    page = show(tab, await tab.review.open_row(REQUEST, SimpleNamespace(_data={"row": 0})))  # type: ignore[arg-type]
+    await correct(tab, page, action="approve")
+    found = [await tab.store.run(read_trust, "me", page.shown.schema, name) for name in ("fake", "large")]
+    assert found[0] is None and found[1] is not None and "Read by large" in page.badge
+    pool.kept.clear()
+    gone, refused = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False, "large"))
+    assert gone.reader["value"] == "fake" and "large is not loaded any more" in refused.progress
+
+
 async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections(make_tab: MakeTab) -> None:
     tab, _ = make_tab(record='{"name": "Ada", "age": 36}')
-    await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
+    await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False, "fake"))
     page = show(tab, await tab.review.open_row(REQUEST, SimpleNamespace(_data={"row": 0})))  # type: ignore[arg-type]
     assert page.review["visible"] is True and "Row 1 of 4" in page.place and "Ada" in page.fields
     with pytest.raises(gr.Error, match="not here any more"):
@@ -295,7 +314,7 @@ async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections(ma
 async def test_what_cannot_be_run_is_explained(make_tab: MakeTab) -> None:
     tab, engine = make_tab()
     for schema, words in (("{", "cannot be used"), ("{}", "no field yet")):
-        (refused,) = await collect(tab, tab.run_all(REQUEST, "text", AS_IN_EXTRACT, schema, None, False))
+        (refused,) = await collect(tab, tab.run_all(REQUEST, "text", AS_IN_EXTRACT, schema, None, False, "fake"))
         assert words in refused.progress and engine.requests == []
 
 
@@ -306,7 +325,7 @@ async def test_a_fault_within_the_engine_fails_its_row_and_one_of_the_files_open
     monkeypatch.setattr(downloads, "export", lambda *_: 1 // 0)
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run_all(REQUEST, "text", "person", "", None, False):
+        async for update in tab.run_all(REQUEST, "text", "person", "", None, False, "fake"):
             updates.append(show(tab, update))
     assert "ZeroDivisionError: boom" in caplog.text and "internal error" in tab.shown["abc"].records[0]["error"]
     last = updates[-1]
@@ -316,7 +335,7 @@ async def test_a_fault_within_the_engine_fails_its_row_and_one_of_the_files_open
 
 async def test_a_lost_engine_is_waited_for(make_tab: MakeTab) -> None:
     tab, engine = make_tab(reject=EngineDead("boom"))
-    updates = tab.run_all(REQUEST, "text", "person", "", None, False)
+    updates = tab.run_all(REQUEST, "text", "person", "", None, False, "fake")
     await anext(updates)
     await wait_until(lambda: len(engine.requests) > 0)
     assert tab.shown["abc"].is_running and not any("Ada" in str(each) for each in tab.shown["abc"].records.values())
@@ -331,7 +350,7 @@ async def start_run(tab: BatchTab, engine: FakeEngine) -> tuple[asyncio.Task[Non
     tab.tables.put(REQUEST.session_hash, make_table(rows))
 
     async def drive() -> None:
-        async for update in tab.run_all(REQUEST, "text", "person", "", None, False):
+        async for update in tab.run_all(REQUEST, "text", "person", "", None, False, "fake"):
             updates.append(show(tab, update))
 
     num_requests = len(engine.requests) + 3
@@ -387,7 +406,8 @@ async def test_a_second_run_of_a_page_ends_the_first(make_tab: MakeTab) -> None:
 
 
 def make_run(**fields: Any) -> BatchRun:
-    job = Item(1, "job_1", "job", {"status": "running", "started": 10.0, "request": {"schema": {}}}, 0, 0, 0)
+    body = {"status": "running", "started": 10.0, "request": {"schema": {}}, "model": "fake"}
+    job = Item(1, "job_1", "job", body, 0, 0, 0)
     return BatchRun("me", job, clock=lambda: 12.0, **fields)
 
 
@@ -410,7 +430,7 @@ def test_progress_shows_the_remaining_time_and_the_cache_hits() -> None:
 
 async def test_failed_rows_are_run_again(make_tab: MakeTab) -> None:
     tab, engine = make_tab(record='{"name": "Ada", "age": 36}')
-    updates = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False))
+    updates = await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False, "fake"))
     assert '"row": {"id": "7", "text": " "}' in read(updates[-1].jsonl).decode()  # its cells
     shown = await tab.sort(True, REQUEST)
     assert shown.index("b is broken") < shown.index("Ada")

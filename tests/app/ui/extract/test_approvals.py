@@ -1,5 +1,6 @@
 """Approved records: what they say of the model, and that they set the bound from which on values are not marked."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ def draft(number: int, confidence: dict[str, float], schema: dict[str, Any] = SC
     """A record as the model wrote it, of a text of its own."""
     record, text = {"name": "Ada", "ages": [36, 37]}, f"{number}: Ada, 36, 37"
     result = ExtractionResult("", record, "", True, (), "stop", confidence, {}, (), BoundedSchema(schema))
-    return Shown(make_again(schema, text, result, record), text, schema)
+    return Shown(make_again(schema, text, result, record), text, schema, "a-model")
 
 
 async def approve_many(store: Store, count: int, wrong_below: float) -> None:
@@ -31,7 +32,7 @@ async def approve_many(store: Store, count: int, wrong_below: float) -> None:
         sure = 0.5 + number / count / 2
         shown = draft(number, {"/name": sure, "/ages/0": 0.99})
         edits = {"/name": "Bob"} if sure < wrong_below else {}
-        await approve(store, "me", shown.act({"action": "approve", "edits": edits, "seen": SEEN}), "a-model")
+        await approve(store, "me", shown.act({"action": "approve", "edits": edits, "seen": SEEN}))
 
 
 @pytest.mark.parametrize(
@@ -57,11 +58,14 @@ async def test_ten_records_say_from_which_confidence_on_values_are_right(
 
 async def test_a_record_approved_again_counts_once_and_a_removed_item_was_wrong() -> None:
     store, shown = Store(), draft(0, {})
-    await approve(store, "me", shown.act({"action": "approve"}), "a-model")
+    await approve(store, "me", shown.act({"action": "approve"}))
     changed = shown.act({"action": "remove", "pointer": "/ages/0"})
-    trust = await approve(store, "me", changed.act({"action": "approve", "seen": SEEN}), "a-model")
+    trust = await approve(store, "me", changed.act({"action": "approve", "seen": SEEN}))
     assert trust is not None and (trust.num_records, trust.num_right) == (1, 2)
     assert trust.fields == (("ages", "1 of 2"), ("name", "1 of 1"))
+    # The same text read by another model counts for that model, and is one example.
+    again = replace(changed, model="b-model").act({"action": "approve", "seen": SEEN})
+    assert await approve(store, "me", again) == trust == await store.run(read_trust, "me", SCHEMA, "a-model")
     (line,) = render_examples(await store.run(find_approvals, "me", SCHEMA))
     assert line == '{"text": "0: Ada, 36, 37", "record": {"name": "Ada", "ages": [37]}}'
 
@@ -69,10 +73,10 @@ async def test_a_record_approved_again_counts_once_and_a_removed_item_was_wrong(
 async def test_values_that_nobody_looked_at_say_nothing_of_the_model() -> None:
     store = Store()
     for number in range(2 * MIN_APPROVED):
-        trust = await approve(store, "me", draft(number, {"/name": 0.9}).act({"action": "approve"}), "a-model")
+        trust = await approve(store, "me", draft(number, {"/name": 0.9}).act({"action": "approve"}))
     assert trust is not None and (trust.num_records, trust.num_values, trust.sure_from) == (0, 0, None)
     seen = draft(0, {}).act({"action": "approve", "seen": ["/ages/0"], "edits": {"/name": "Bob"}})
-    trust = await approve(store, "me", seen, "a-model")
+    trust = await approve(store, "me", seen)
     assert trust is not None and (trust.num_records, trust.num_right, trust.num_values) == (1, 1, 2)
     assert f"{6 * MIN_APPROVED - 2} approved unseen do not count" in render_trust(trust)
 

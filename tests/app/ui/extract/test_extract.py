@@ -15,17 +15,23 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from app.api.context import ApiContext
+from app.api.model_pool import ModelPool
+from app.config import AppConfig
 from app.extraction.extractor import make_again
 from app.extraction.schema_check import SchemaChecker
 from app.store import Store
 from app.ui.examples import Examples
+from app.ui.extract.approvals import read_trust
 from app.ui.extract.record_view import EMPTY, render_why
 from app.ui.extract.run import add_example
 from app.ui.extract.saving import FILE_FORMATS, save_record
 from app.ui.extract.shown import Shown
 from app.ui.extract.tab import PROOF, ExtractTab
+from app.ui.model_choice import ModelChoice
+from app.ui.owner import find_owner
 from app.ui.stops import Stops
-from engine import EngineConfig, EngineOverloaded
+from engine import CatalogueEntry, EngineConfig, EngineOverloaded
 from tests.app.extraction.pdf_files import make_pdf
 from tests.engine.vision_folders import make_picture
 from tests.fakes import FakeEngine
@@ -43,10 +49,14 @@ def build_tab() -> ExtractTab:
     return tab
 
 
-def make_tab(samples: dict[str, Path] | None = None, **options: Any) -> tuple[ExtractTab, FakeEngine]:
+def make_tab(
+    samples: dict[str, Path] | None = None, pool: Any = None, **options: Any
+) -> tuple[ExtractTab, FakeEngine]:
     """A tab of its own with the components of the others, which take a while to make."""
     tab, engine = copy.copy(build_tab()), FakeEngine(**options)
     tab.engine, tab.store, tab.stops = engine, Store(), Stops()
+    tab.models, tab.reader = ModelChoice(engine, pool), copy.copy(tab.reader)  # type: ignore[arg-type]
+    tab.reader.models = tab.models
     tab.examples = Examples({"person": SCHEMA}, samples or {})
     return tab, engine
 
@@ -70,20 +80,17 @@ EXAMPLE = '{"text": "Bob, 5", "record": {"name": "Bob", "age": 5}}'
 
 async def run(
     tab: ExtractTab, text: str = "Ada, 36", schema: str = SCHEMA, limits: bool = True,
-    verbatim: bool = False, problem: Any = None,
+    verbatim: bool = False, problem: Any = None, model: str = "fake",
 ) -> list[Any]:
     updates = [
-        update async for update in tab.run(text, schema, problem, limits, verbatim, "", None, None, REQUEST)
+        update async for update in tab.run(text, schema, problem, limits, verbatim, "", None, None, model, REQUEST)
     ]
     return [read(tab, update) for update in updates]
 
 
 async def test_instructions_and_examples_reach_the_engine() -> None:
     tab, engine = make_tab()
-    _ = [
-        each
-        async for each in tab.run("Ada, 36", SCHEMA, None, True, False, "Ages in years.", EXAMPLE, None, REQUEST)
-    ]
+    await collect(tab.run("Ada, 36", SCHEMA, None, True, False, "Ages in years.", EXAMPLE, None, "fake", REQUEST))
     assert "Ages in years." in engine.requests[0].prompt and "Bob, 5" in engine.requests[0].prompt
 
 
@@ -156,7 +163,7 @@ async def test_a_full_queue_is_explained() -> None:
 
 async def test_stop_reports_an_incomplete_record() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, "fake", REQUEST)
     await anext(updates)
     await anext(updates)
     tab.stop(REQUEST)
@@ -167,7 +174,7 @@ async def test_stop_reports_an_incomplete_record() -> None:
 
 async def test_closing_the_tab_aborts_the_request() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, "fake", REQUEST)
     await anext(updates)
     await anext(updates)
     await updates.aclose()
@@ -178,7 +185,7 @@ async def test_a_bug_goes_on_and_the_extract_button_opens_again() -> None:
     tab, _ = make_tab(reject=ZeroDivisionError("boom"))
     updates = []
     with pytest.raises(ZeroDivisionError):
-        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, "", "", None, REQUEST):
+        async for update in tab.run("Ada, 36", SCHEMA, None, True, False, "", "", None, "fake", REQUEST):
             updates.append(read(tab, update))
     last = updates[-1]
     assert "inside the app" in last.badge and "ZeroDivisionError" in last.badge
@@ -263,7 +270,7 @@ async def test_the_page_opens_with_an_extraction_unless_a_text_is_here(
 async def test_a_reload_keeps_text_file_schema_record_and_corrections(tmp_path: Path) -> None:
     (path := tmp_path / "ada.txt").write_text("Ada, 36")
     tab, _ = make_tab()
-    file = read(tab, await tab.open_file(str(path), REQUEST)).opened
+    file = read(tab, await tab.open_file(str(path), "fake", REQUEST)).opened
     shown = (await act(tab, (await run(tab))[-1].shown, "check", "/name", age="37")).shown
     project, _ = await tab.keep("", "Ada, 36", SCHEMA, file, shown, REQUEST)
     (opened,) = [read(tab, update) async for update in tab.open({"project": project}, REQUEST)]
@@ -282,6 +289,43 @@ async def test_a_reload_keeps_text_file_schema_record_and_corrections(tmp_path: 
     assert [update async for update in tab.open({"project": project}, other)] == [gr.skip()]
 
 
+def make_pool() -> ModelPool:
+    """A pool with a second model, `large`, which writes another record."""
+    def make_engine(config: EngineConfig) -> Any:
+        return FakeEngine(config=config, record='{"name": "Eve", "age": 1}')
+
+    first: Any = FakeEngine()
+    pool = ModelPool(ApiContext(first, AppConfig(api_key="k")), make_engine)
+    pool.keep("chat", CatalogueEntry("large", "/models/large", "folder"))
+    return pool
+
+
+async def test_the_chosen_model_reads_and_stands_for_its_record() -> None:
+    pool = make_pool()
+    tab, engine = make_tab(pool=pool)
+    offered = await tab.reader.offer("fake")
+    assert offered["visible"] and [name for _, name in offered["choices"]] == ["fake", "large"]
+    shown = (await run(tab, model="large"))[-1].shown
+    assert (shown.model, shown.result.record["name"], engine.requests) == ("large", "Eve", [])
+    assert "Read by large" in (await act(tab, shown, "approve")).badge
+    owner = find_owner(REQUEST)
+    found = [await tab.store.run(read_trust, owner, shown.schema, name) for name in ("fake", "large")]
+    assert found[0] is None and found[1] is not None and found[1].num_unseen == 2
+    project, _ = await tab.keep("", shown.text, SCHEMA, None, shown, REQUEST)
+    (opened,) = [update async for update in tab.open({"project": project}, REQUEST)]
+    assert opened[tab.desk.shown].model == opened[tab.reader.dropdown]["value"] == "large"
+    assert "2 approved unseen do not count" in opened[tab.trust]
+
+
+async def test_a_model_that_is_not_loaded_any_more_is_named_and_the_others_are_offered() -> None:
+    pool = make_pool()
+    tab, engine = make_tab(pool=pool)
+    pool.kept.clear()
+    (update,) = [each async for each in tab.run("Ada", SCHEMA, None, True, False, "", "", None, "large", REQUEST)]
+    assert "large is not loaded any more" in update[tab.desk.badge] and engine.requests == []
+    assert tab.desk.shown not in update and update[tab.reader.dropdown]["value"] == "fake"
+
+
 async def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
     path = tmp_path / "person_1.txt"
     path.write_text("Ada")
@@ -297,16 +341,16 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     good.write_text("Bob")
     bad.write_bytes(b"\xff")
     tab, engine = make_tab(hold=asyncio.Event())
-    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, "", "", None, "fake", REQUEST)
     await anext(updates)
     running = asyncio.create_task(collect(updates))
     await wait_until(lambda: len(engine.requests) == 1)
-    update = read(tab, await tab.open_file(str(good), REQUEST))
+    update = read(tab, await tab.open_file(str(good), "fake", REQUEST))
     assert (update.text, update.fields, update.shown) == ("Bob", EMPTY, None) and "good.txt" in update.name
     assert engine.requests[0].is_aborted
     # The run before writes nothing beside the new text; only its buttons change back.
     assert set((await running)[-1]) == {tab.run_button, tab.stop_button}
-    update = read(tab, await tab.open_file(str(bad), REQUEST))
+    update = read(tab, await tab.open_file(str(bad), "fake", REQUEST))
     assert "not UTF-8" in update.badge and "Open a PDF" in update.badge
     # What was open before is neither shown nor extracted.
     assert (update.text, update.fields, update.shown, update.opened) == ("", EMPTY, None, None)
@@ -326,7 +370,7 @@ async def test_a_text_opened_before_a_run_has_its_schema_ends_the_run(tmp_path: 
     tab.checker = SimpleNamespace(check=check)
     running = asyncio.create_task(run(tab))
     await asyncio.to_thread(is_asked.wait, 20)
-    opening = asyncio.create_task(tab.open_file(str(path), REQUEST))
+    opening = asyncio.create_task(tab.open_file(str(path), "fake", REQUEST))
     await wait_until(lambda: any(flag.asked == "leave" for flag in tab.stops._list("abc")))
     may_end.set()
     assert (await opening)[tab.text] == "Bob" and engine.requests == []
@@ -338,7 +382,7 @@ async def test_a_pdf_shows_the_page_of_the_value_that_has_the_focus(tmp_path: Pa
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf("Ada", "Ada is 36"))
     tab, _ = make_tab()
-    update = read(tab, await tab.open_file(str(path), REQUEST))
+    update = read(tab, await tab.open_file(str(path), "fake", REQUEST))
     opened = update.opened
     assert update.page_tab["visible"] and "Page 1 of 2" in update.page and 'data-number="2"' in update.page
     first, second = [read(tab, each) async for each in run_opened(tab, update.text, opened)][-2:]
@@ -354,46 +398,46 @@ async def test_a_pdf_shows_the_page_of_the_value_that_has_the_focus(tmp_path: Pa
 async def test_a_schema_is_made_of_names_or_proposed_for_the_text() -> None:
     tab, engine = make_tab(record='{"title": "Person", "fields": [{"name": "name", "kind": "text"}]}')
     wish = "Customer, order date, total; skills (list)"
-    named = json.loads(read(tab, await tab.describe(wish, "", None, REQUEST)).schema)
+    named = json.loads(read(tab, await tab.describe(wish, "", None, "fake", REQUEST)).schema)
     kinds = {name: (each["type"], each.get("format")) for name, each in named["properties"].items()}
     assert kinds == {
         "customer": ("string", None), "order_date": ("string", "date"), "total": ("number", None),
         "skills": ("array", None),
     }
     with pytest.raises(gr.Error, match="List the fields"):
-        await tab.describe("Everything that a bookkeeper needs to know.", "Ada", None, REQUEST)
+        await tab.describe("Everything that a bookkeeper needs to know.", "Ada", None, "fake", REQUEST)
     engine.config = EngineConfig(model="real", served_model_name="fake")
-    update = read(tab, await tab.describe("Who is it about, and how old are they?", "Ada, 36", None, REQUEST))
+    update = read(tab, await tab.describe("Who is it about, and how old are they?", "Ada, 36", None, "fake", REQUEST))
     assert update.chosen["value"] is None and json.loads(update.schema)["title"] == "Person"
     assert "snake_case" in engine.requests[0].prompt and "how old" in engine.requests[0].prompt
     with pytest.raises(gr.Error, match="There is no text yet"):
-        await tab.describe("", " ", None, REQUEST)
+        await tab.describe("", " ", None, "fake", REQUEST)
     engine.reject = EngineOverloaded("the queue is full")
     with pytest.raises(gr.Error, match="queue is full"):
-        await tab.describe("", "Ada", None, REQUEST)
+        await tab.describe("", "Ada", None, "fake", REQUEST)
 
 
 async def test_a_scan_is_extracted_from_its_pages(tmp_path: Path) -> None:
     make_picture((60, 40)).save(tmp_path / "scan.pdf")
     tab, engine = make_tab(sees_images=True)
-    opening = read(tab, await tab.open_file(str(tmp_path / "scan.pdf"), REQUEST))
+    opening = read(tab, await tab.open_file(str(tmp_path / "scan.pdf"), "fake", REQUEST))
     assert (opening.text, opening.tabs["selected"]) == ("", "page") and "Page 1 of 1" in opening.page
     last = read(tab, [update async for update in run_opened(tab, opening.text, opening.opened)][-1])
     assert "<image>" in engine.requests[0].prompt and last.tabs["selected"] == "page"
     assert "not in the text" not in last.fields
-    assert last.shown.key != Shown(last.shown.result, "", last.shown.schema).key
+    assert last.shown.key != Shown(last.shown.result, "", last.shown.schema, "fake").key
     engine.sees_images = False
-    assert "has no text in it" in read(tab, await tab.open_file(str(tmp_path / "scan.pdf"), REQUEST)).badge
+    assert "has no text in it" in read(tab, await tab.open_file(str(tmp_path / "scan.pdf"), "fake", REQUEST)).badge
 
 
 def run_opened(tab: ExtractTab, text: str, opened: Any) -> AsyncGenerator[Any, None]:
-    return tab.run(text, SCHEMA, None, True, False, "", "", opened, REQUEST)
+    return tab.run(text, SCHEMA, None, True, False, "", "", opened, "fake", REQUEST)
 
 
 @pytest.mark.parametrize("line", ["no", "[]", '{"text": 5, "record": {}}', '{"text": "x"}'])
 async def test_an_example_that_is_none_is_named_by_its_line(line: str) -> None:
     tab, engine = make_tab()
-    updates = tab.run("Ada", SCHEMA, None, True, False, "", f"{EXAMPLE}\n{line}", None, REQUEST)
+    updates = tab.run("Ada", SCHEMA, None, True, False, "", f"{EXAMPLE}\n{line}", None, "fake", REQUEST)
     (refused,) = [read(tab, update) async for update in updates]
     assert "Line 2" in refused.badge and engine.requests == []
 
@@ -411,7 +455,7 @@ async def show_lines(tab: ExtractTab) -> Shown:
     sure = {f"/lines/{at}/{name}": 0.5 + at / 10 for at in range(3) for name in ("name", "price")}
     text = "Ada 1 Bob 1 Cy 1, total 3"
     result = make_again(LINES, text, dataclasses.replace(drafted, confidence=sure), record)
-    return Shown(result, text, LINES).act({"action": "check", "pointer": "/lines/1/name"})
+    return Shown(result, text, LINES, "fake").act({"action": "check", "pointer": "/lines/1/name"})
 
 
 async def test_marks_follow_the_items_that_come_and_go() -> None:

@@ -28,7 +28,7 @@ async def extract(text: str, record: str = '{"name": "Ada <b>", "age": 36}', **o
 
 
 def show(result: ExtractionResult, text: str = "", **more: Any) -> str:
-    return render_fields(Shown(result, text, PERSON, **more))
+    return render_fields(Shown(result, text, PERSON, "fake", **more))
 
 
 async def test_values_and_source_are_escaped_and_linked() -> None:
@@ -48,14 +48,14 @@ async def test_a_flagged_value_says_why_in_the_open_and_a_sure_one_has_no_figure
     found = dataclasses.replace(await extract("Ada <b> 36"), flags={"/name": ("the model was unsure",)})
     page = show(found)
     assert page.count("Check: the model was unsure") == 1 and "%" not in page
-    checked = Shown(found, "", PERSON).act({"action": "check", "pointer": "/name"})
+    checked = Shown(found, "", PERSON, "fake").act({"action": "check", "pointer": "/name"})
     page = render_fields(checked)
     assert "checked by you: the model was unsure" in page and ">Approve, 1 unseen</button>" in page
 
 
 async def test_an_approval_says_what_nobody_looked_at() -> None:
     found = dataclasses.replace(await extract("Ada <b> 36"), flags={"/name": ("the model was unsure",)})
-    shown = Shown(found, "", PERSON)
+    shown = Shown(found, "", PERSON, "fake")
     blind = shown.act({"action": "approve"})
     assert "approved unseen: the model was unsure" in render_fields(blind) and blind.to_check == ["/name"]
     assert ">1 to check</button>" in render_fields(blind) and "flagged" in render_fields(blind)
@@ -80,7 +80,7 @@ async def test_a_list_is_a_grid_with_a_row_for_each_item_and_says_what_it_may_la
     text = "Tea 1 2.00\nMilk 2 3.00\nCake 1 4.00"
     result = await Extractor(FakeEngine(record=record)).extract({"type": "object"}, text)
     result = dataclasses.replace(result, notes=("/tags was ended after item 2",))
-    page = render_fields(Shown(result, text, {}))
+    page = render_fields(Shown(result, text, {}, "fake"))
     assert page.count('class="grid"') == 2 and re.findall(r'scope="col">(\w+)<', page) == ["name", "price", "value"]
     assert page.count("<th scope='row'>1</th>") == 2 and 'aria-label="lines › 2 › name"' in page
     assert "2 rows</small>" in page and "the text has a table of 3 rows" in page and "was ended after item 2" in page
@@ -125,7 +125,7 @@ def test_text_that_shows_two_fields_is_marked_for_both() -> None:
     ],
 )
 async def test_the_badge_shows_the_verdict_as_text(options: dict[str, Any], record: str, badge: str) -> None:
-    assert f">{badge}<" in render_status(Shown(await extract("Ada", record, **options), "Ada", PERSON))
+    assert f">{badge}<" in render_status(Shown(await extract("Ada", record, **options), "Ada", PERSON, "fake"))
 
 
 async def test_added_limits_and_the_backend_are_stated() -> None:

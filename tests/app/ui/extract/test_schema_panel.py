@@ -76,12 +76,12 @@ async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run(
     refused = panel.edit_form(make_form(name=" "))
     problem = refused[panel.problem]
     assert set(refused) == {panel.status, panel.problem} and "has no name yet" in refused[panel.status]
-    last = [update async for update in tab.run("Ada", SCHEMA, problem, True, False, "", "", None, request)][-1]
+    last = [update async for update in tab.run("Ada", SCHEMA, problem, True, False, "", "", None, "fake", request)][-1]
     assert last[tab.desk.badge] == refused[panel.status] and last[tab.run_button]["interactive"] is True
     batch.tables.put("abc", make_table([Row("a", {"text": "Ada"})]))
-    (last,) = [update async for update in batch.run_all(request, "text", AS_IN_EXTRACT, SCHEMA, problem, False)]
+    (last,) = [update async for update in batch.run_all(request, "text", AS_IN_EXTRACT, SCHEMA, problem, False, "fake")]
     assert last[batch.progress] == refused[panel.status] and engine.requests == []
-    await anext(batch.run_all(request, "text", "person", "", problem, False))
+    await anext(batch.run_all(request, "text", "person", "", problem, False, "fake"))
     assert batch.shown["abc"].schema == json.loads(SCHEMA)
 
 
