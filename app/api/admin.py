@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from app import __version__
 from app.api.call import list_request_ids
@@ -15,6 +15,7 @@ from app.api.errors import ApiError, BadRequest, scrub
 from app.api.gate import find_key, read_keys
 from app.api.model_pool import Pool
 from app.api.models import describe_model
+from app.api.protocol import Fields
 from engine import EngineDead
 
 
@@ -24,10 +25,10 @@ class Sleeping(BaseModel):
     is_sleeping: bool
 
 
-class AdminBody(BaseModel):
+class AdminBody(Fields):
     """The body of an admin route, which has no unknown field."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    CONSTRAINTS = None
 
 
 class AbortBody(AdminBody):

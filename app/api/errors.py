@@ -256,8 +256,6 @@ def describe_fields(errors: Sequence[Any], names: Mapping[str, str] | None = Non
     name = say_place(where)
     if kind == "missing":
         return ApiError(400, f"{name} is required", field, "missing_field")
-    if kind == "extra_forbidden":
-        return ApiError(400, f"{name} is not a known field", field, "unknown_field")
     rule = f"must be {' or '.join(kinds)}" if kinds else say_rule(first)
     reason = f": {first['msg']}" if rule is None else f" {rule}"
     return ApiError(400, f"{name}={say_value(first['input'])}{reason}", field, "invalid_value")

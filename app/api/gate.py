@@ -285,6 +285,22 @@ class Gate:
         return ApiError(413, f"the body is larger than {self.max_body_bytes} bytes", code="body_too_large")
 
 
+async def read_body(receive: Receive) -> bytes:
+    """Return the whole body, which the gate has limited."""
+    parts = []
+    while True:
+        try:
+            message = await receive()
+        except HTTPException as error:  # of `Gate._bounded`
+            code = "body_too_large" if error.status_code == 413 else "invalid_encoding"
+            raise ApiError(error.status_code, str(error.detail), code=code) from error
+        if message["type"] == "http.disconnect":
+            raise BadRequest("the client left before the body was complete", None, None)
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
 def _plain(scope: Scope) -> Scope:
     """Return the scope of an API request without needless slashes in its path, and a GET in place of a HEAD.
 

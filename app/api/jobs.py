@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request
 
 from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import ApiError, BadRequest
+from app.api.responses.store import make_page
 from app.store import Connection, Item, jobs, objects
 
 Json = dict[str, Any]
@@ -132,9 +133,7 @@ async def list_objects(
         if after is not None and objects.get(db, owner, kind, after) is None:
             raise BadRequest(f"after={after[:80]!r} must be the id of a {kind}", "after")
         found = objects.find(db, owner, kind, text=text, after=after, limit=limit + 1, oldest_first=oldest_first)
-        data = [describe(db, item) for item in found[:limit]]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-        return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(found) > limit}
+        return make_page([describe(db, item) for item in found[:limit]], len(found) > limit)
 
     return await context.store.run(read)
 

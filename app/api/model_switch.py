@@ -10,12 +10,11 @@ import re
 from contextlib import AsyncExitStack
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.context import ApiContext
 from app.api.errors import ApiError, to_api_error
-from app.api.gate import WORK_PATHS
+from app.api.gate import WORK_PATHS, read_body
 from app.api.model_pool import ModelPool, Role
 from app.api.sse import DONE, KEEP_ALIVE, KEEP_ALIVE_S
 from app.concurrency import cancel_all
@@ -46,11 +45,8 @@ class ModelSwitch:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
             await self.app(scope, receive, send)
             return
-        try:
-            body, receive = await read_body(receive)
-        except HTTPException as error:  # it is too large, or cannot be decompressed
-            raise ApiError(error.status_code, error.detail) from error
-        named = read_named(body, scope)
+        body = await read_body(receive)
+        receive, named = replay(body, receive), read_named(body, scope)
         role: Role = "extract" if scope["path"] == "/v1/extract" else "chat"
         entry = await self.pool.find(named.model, role)
         async with AsyncExitStack() as held:
@@ -69,26 +65,14 @@ class ModelSwitch:
             await self.app(scope, receive, send)
 
 
-async def read_body(receive: Receive) -> tuple[bytes, Receive]:
-    """Return the body, and what receives it once more."""
-    pieces: list[bytes] = []
-    messages: list[Message] = []
-    has_more = True
-    while has_more:
-        message = await receive()
-        if message["type"] == "http.request":
-            pieces.append(message.get("body", b""))
-        else:
-            messages.append(message)
-        has_more = message.get("more_body", False)
-    body = b"".join(pieces)
-    if pieces:
-        messages.insert(0, {"type": "http.request", "body": body, "more_body": False})
+def replay(body: bytes, receive: Receive) -> Receive:
+    """Return what receives a body that was read once more."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:
-        return messages.pop(0) if messages else await receive()
+        return messages.pop() if messages else await receive()
 
-    return body, receive_again
+    return receive_again
 
 
 def read_named(body: bytes, scope: Scope) -> Named:

@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,7 +76,6 @@ class Extractor:
     engine: Engine
     limits: Limits | None = DEFAULT_LIMITS
     max_tokens: int = DEFAULT_MAX_TOKENS
-    backend: str | None = field(default=None)
     ground: bool = False
     property_order: Literal["schema", "any"] = "schema"
     instructions: str = ""
@@ -178,7 +177,7 @@ class Extractor:
         # Listed values are limited by their lists.
         bounds = add_bounds(grounded.schema, limits, text)
         bounded = loops.shorten(bounds.schema)
-        grammar = GrammarSpec.json_schema(bounded, "spaced", self.backend, source, self.property_order)
+        grammar = GrammarSpec.json_schema(bounded, "spaced", None, source, self.property_order)
         return _Plan(bounds, grammar, grounded.has_lists, notes + grounded.notes)
 
     async def encode_prompt(self, schema: Schema, text: str) -> list[int]:

@@ -21,12 +21,12 @@ from typing import Any
 import aiohttp
 from multidict import CIMultiDict
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
-from app.api.errors import CLOSING, RETRY_AFTER_S, ApiError, BadRequest
+from app.api.errors import CLOSING, RETRY_AFTER_S, ApiError
+from app.api.gate import read_body
 from app.api.sse import wait_for_disconnect
 from app.concurrency import cancel_all
 from app.route.workers import Worker, merge_models
@@ -286,22 +286,6 @@ def read_prompt(body: bytes) -> tuple[bytes, object, str | None, str | None, str
     names = ("cache_salt", "prompt_cache_key", "previous_response_id", "input_file_id")
     salt, key, last, file = (found[name] if isinstance(found.get(name), str) else None for name in names)
     return prompt.encode("utf-8", "surrogatepass"), found.get("model"), salt, key or salt, last or file
-
-
-async def read_body(receive: Receive) -> bytes:
-    """Return the whole body, which the gate limits."""
-    parts = []
-    while True:
-        try:
-            message = await receive()
-        except HTTPException as error:  # raised by the gate
-            code = "body_too_large" if error.status_code == 413 else "invalid_encoding"
-            raise ApiError(error.status_code, str(error.detail), code=code) from error
-        if message["type"] == "http.disconnect":
-            raise BadRequest("the client left before the body was complete", None, None)
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
 
 
 async def _no_body() -> Message:

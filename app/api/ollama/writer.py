@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -60,8 +61,7 @@ class AnswerWriter:
                 for index, call in enumerate(calls)
             ]
         found = self.call.describe_logprobs(logprobs)
-        created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        head = {"model": self.call.model, "created_at": created}
+        head = {"model": self.call.model, "created_at": show_time(time.time())}
         body = {"message": answer} if self._is_chat else answer
         return head | body | ({} if found is None else {"logprobs": found["content"]}) | {"done": False}
 

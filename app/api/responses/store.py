@@ -192,9 +192,13 @@ def pick_page(items: Sequence[Json], limit: int, after: str | None, order: str) 
         if place is None:
             raise BadRequest(f"after={after[:80]!r} must be the id of an item of this response", "after")
         found = found[place + 1 :]
-    page = found[:limit]
-    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": len(found) > limit}
+    return make_page(found[:limit], len(found) > limit)
+
+
+def make_page(data: Sequence[Json], has_more: bool) -> Json:
+    """Return a part of a list of objects with ids, as OpenAI's API shows it."""
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
 
 
 def _complete(items: Iterable[Json], before: Iterable[Json]) -> list[Json]:
