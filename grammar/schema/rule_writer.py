@@ -17,6 +17,7 @@ from typing import Any
 from ..engines.lark_rules import LarkRules
 from ..engines.llguidance_json import SEPARATORS, find_pattern, is_flexible
 from ..errors import InvalidGrammar
+from ..regex.text import quote
 from .emit import Emitter, Json, make_schema
 from .guides import make, make_validator
 from .keywords import TYPES_OF_KEYWORD
@@ -82,7 +83,7 @@ class RuleWriter:
         space = f"/{find_pattern(self.whitespace)}/"
         self._gap = f" {self._lark.name(space)}?" if is_flexible(self.whitespace) else ""
         signs = SEPARATORS.get(self.whitespace, SEPARATORS["any"])
-        self._comma, self._colon = (f"{json.dumps(sign)}{self._gap} " for sign in signs)
+        self._comma, self._colon = (f"{quote(sign)}{self._gap} " for sign in signs)
 
     def write(self, root: Node) -> str:
         """Return the grammar, "" where nothing satisfies the schema.
@@ -287,16 +288,14 @@ class RuleWriter:
         return self._write_value(frozenset(each for each in found if isinstance(each, Node)))
 
     def _write_key(self, name: str) -> str:
-        text = json.dumps(name, ensure_ascii=False)
-        return f"{json.dumps(text, ensure_ascii=False)}{self._gap} {self._colon}"
+        return f"{quote(quote(name))}{self._gap} {self._colon}"
 
     def _write_other(self, listed: list[str], parts: list[tuple[Node, Json]]) -> str | None:
         """Return a name that is not listed, and its value; None where there is none."""
         value = self._write_all(keywords.get("additionalProperties", True) for _, keywords in parts)
         if value is None:
             return None
-        names = (json.dumps(name, ensure_ascii=False) for name in listed)
-        terminal = self._lark.name(write_other_name(JSON_NAME, names))
+        terminal = self._lark.name(write_other_name(JSON_NAME, map(quote, listed)))
         return f"{terminal}{self._gap} {self._colon}{value}"
 
     def _write_array(self, parts: list[tuple[Node, Json]]) -> Iterable[str]:

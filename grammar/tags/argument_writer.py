@@ -137,7 +137,7 @@ class ArgumentWriter:
         for name, child in schema.get("properties", {}).items():
             if child is False and name not in required:
                 continue
-            key = json.dumps(name, ensure_ascii=False)
+            key = quote(name)
             lead = f"{key}{self._colon}"
             if gap:
                 before, lead = f"{self.text.name(quote(key))}{gap} {self.text.name(quote(self._colon))}{gap}", ""
@@ -152,8 +152,7 @@ class ArgumentWriter:
         other = schema.get("additionalProperties", True)
         more = None
         if other is not False:
-            names = (json.dumps(name, ensure_ascii=False) for name in schema.get("properties", {}))
-            key = self.text.name(write_other_name(JSON_NAME, names))
+            key = self.text.name(write_other_name(JSON_NAME, map(quote, schema.get("properties", {}))))
             with naming("/additionalProperties"):
                 value = self._write_value(other, schema, None, place, "")
             way = f"{key}{gap} {colon} {value}{gap}"
@@ -312,7 +311,7 @@ class ArgumentWriter:
                 return None
             if quoted:
                 return f"({' | '.join(self.text.literal(f'{quoted}{value}{quoted}') for value in values)})"
-            ways = [spelling for value in values for spelling in {json.dumps(value, ensure_ascii=False), repr(value)}]
+            ways = [spelling for value in values for spelling in {quote(value), repr(value)}]
             return f"({' | '.join(self.text.name(quote(way)) for way in ways)})"
         if not quoted:
             return self.text.name(_PYTHON_STRING) if keys == {"type"} else None
@@ -343,7 +342,7 @@ class ArgumentWriter:
             value = self._write_dialect(child, root, depth + 1)
             if value is None:
                 return None
-            spelt = [f"{name}:"] if self.style.quote else [f"{json.dumps(name, ensure_ascii=False)}: ", f"{name!r}: "]
+            spelt = [f"{name}:"] if self.style.quote else [f"{quote(name)}: ", f"{name!r}: "]
             way = f"({' | '.join(self.text.name(quote(each)) for each in spelt)}) {value}"
             members.append((way, f"{comma} {way}", name in required))
         return f"{self.text.name(quote('{'))} {self._write_members(members, self.text.name(quote('}')))}"
