@@ -1,8 +1,8 @@
-"""Starts core and rank processes, and modules of kernels' tests, as forks of a process with all imports they need.
+"""Starts servers, core and rank processes, and modules of kernels' tests, as forks of a process with their imports.
 
-An interpreter that imports torch and the engine takes 3 s of processor time, a fork of one 0.02 s. All else is as after
-an exec: the parent, arguments, environment, descriptors and the module that runs. Ranks that a core process starts, and
-the processes of a server, are started by exec.
+An interpreter that imports torch and the engine takes 3 s of processor time, one of a server 8 s, a fork of one 0.02 s.
+All else is as after an exec: the parent, arguments, environment, descriptors and the module that runs. Ranks that a
+core process starts, and the processes of a server, are started by exec; so is `python -m app` without `serve`.
 """
 
 import atexit
@@ -18,10 +18,13 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 MODULES = ("engine.cluster.core_process", "engine.parallel.rank_process")
+SERVERS = (["app", "serve"], ["tests.browser.fragile_app", "serve"])
+SERVER_IMPORTS = ("app.cli.main", "app.cli.serve", "app.server", "app.ui.demo")  # at the first server
 LATER = ("transformers.tokenization_utils_tokenizers",)  # what they import when they load a model
 PR_SET_CHILD_SUBREAPER = 36
 MAX_MESSAGE_BYTES, MAX_PID_BYTES, MAX_DESCRIPTORS = 2**17, 20, 250
@@ -47,12 +50,18 @@ class ForkServer:
 
     def _fork_exec(self, args: list[str], programs: Any, closes: bool, kept: tuple[int, ...], *rest: Any) -> int:
         folder, environment, stdin, _, _, stdout, _, stderr, _, error_pipe, *_ = rest
-        is_known = args[:2] == [sys.executable, "-m"] and (args[2] in MODULES or args[2].startswith("tests.kernels."))
-        if not is_known or folder is not None:
+        is_known = args[:2] == [sys.executable, "-m"] and (
+            args[2] in MODULES or args[2].startswith("tests.kernels.") or args[2:4] in SERVERS
+        )
+        preexec = rest[-2]
+        if not is_known or folder is not None or preexec is not None:
             return int(_exec(args, programs, closes, kept, *rest))
         given = {number: number for number in kept if number != error_pipe}  # by the number in the new process
         given |= {at: at if end == -1 else end for at, end in enumerate((stdin, stdout, stderr))}
-        request = {"args": args[2:], "environment": [os.fsdecode(each) for each in environment], "numbers": [*given]}
+        values = [f"{name}={value}" for name, value in os.environ.items()]
+        if environment is not None:
+            values = [os.fsdecode(each) for each in environment]
+        request = {"args": args[2:], "environment": values, "numbers": [*given]}
         with self._lock:
             connection = self._connect()
             libc = ctypes.CDLL(None)
@@ -83,11 +92,14 @@ def serve(connection: socket.socket) -> None:
         text, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         if not text:
             return
+        request = json.loads(text)
+        if request["args"][:2] in SERVERS:
+            import_all(SERVER_IMPORTS)
         reader, writer = os.pipe()
         if (child := os.fork()) == 0:
             pid = os.fork()
             if not pid:
-                become(json.loads(text), descriptors)
+                become(request, descriptors)
             os.write(writer, str(pid).encode())
             os._exit(0)
         os.waitpid(child, 0)
@@ -101,6 +113,9 @@ def become(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
     code = 1
     try:
         place_descriptors(dict(zip(request["numbers"], descriptors, strict=True)))
+        # Those of the parent stood for files of another kind.
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         os.environ.clear()
         os.environ.update(each.split("=", 1) for each in request["environment"])
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -141,14 +156,23 @@ def set_title(title: str) -> None:
     ctypes.memmove(start, title.encode()[: end - start - 1].ljust(end - start, b"\0"), end - start)
 
 
-def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in (*MODULES, *LATER):
+@cache
+def import_all(names: tuple[str, ...]) -> None:
+    """Import modules, and let no collection look at what they make."""
+    gc.disable()
+    for name in names:
         importlib.import_module(name)
-    for name in MODULES:
-        del sys.modules[name]  # each fork runs one as its main module
     gc.collect()
     gc.freeze()
+    gc.enable()
+    assert threading.active_count() == 1, "a fork would have one thread alone"
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import_all((*MODULES, *LATER))
+    for name in MODULES:
+        del sys.modules[name]  # each fork runs one as its main module
     serve(socket.socket(fileno=int(sys.argv[1])))
 
 
