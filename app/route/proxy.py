@@ -38,7 +38,7 @@ MAX_TRIES = 3  # a request that crashes servers must not crash them all
 FAILURES = (500, 502, 503, 504)  # statuses for which another worker is tried
 # Parts of a request in the order in which they usually appear in the prompt.
 PROMPT_FIELDS = ("tools", "schema", "system", "instructions", "messages", "prompt", "input", "query", "text")
-PASSED_PATHS = ("/v1/", "/v2/", "/rerank", "/score", "/tokenize", "/detokenize", "/version")
+PASSED_PATHS = ("/v1/", "/v2/", "/api/", "/rerank", "/score", "/tokenize", "/detokenize", "/version")
 # Headers of a single connection, or set again.
 OWN_HEADERS = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade", "host",
@@ -112,7 +112,7 @@ class Proxy:
             await own(scope, receive, send)
             return
         if not path.startswith(PASSED_PATHS):
-            raise ApiError(404, f"the router has no {path}; it passes on what is under /v1", code="not_found")
+            raise ApiError(404, f"the router has no {path}; it passes on {', '.join(PASSED_PATHS)}", code="not_found")
         if self._is_closing:
             raise ApiError(503, "the router is closing; try again later", None, CLOSING, RETRY_AFTER_S)
         body = await read_body(receive)

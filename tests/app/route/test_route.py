@@ -32,7 +32,7 @@ class FakeServer:
         app = web.Application()
         app.router.add_get("/health", self._tell_health)
         app.router.add_get("/v1/models", self._list_models)
-        app.router.add_route("*", "/v1/{path:.*}", self._handle)
+        app.router.add_route("*", "/{path:.*}", self._handle)
         self.server = TestServer(app)
 
     async def _tell_health(self, request: web.Request) -> web.Response:
@@ -282,8 +282,11 @@ async def test_keys_of_clients_end_at_a_router_with_keys_of_its_own() -> None:
         assert server.seen[-1].headers["Authorization"] == "Bearer theirs"
 
 
-async def test_admin_routes_of_the_servers_are_not_reachable() -> None:
+async def test_the_routes_of_all_apis_are_passed_on_and_those_of_the_operator_are_not() -> None:
     async with routed(FakeServer()) as route:
+        for path in ("/v1/messages", "/v2/rerank", "/api/chat", "/tokenize"):
+            async with route.client.post(path, json={"model": "m"}) as response:
+                assert response.status == 200, path
         assert (await route.get("/server_info"))[0] == 404
 
 
