@@ -1,6 +1,5 @@
 """CSV tables as a pattern: typed columns, a header, one delimiter, fields in quotes where they may be."""
 
-import json
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -38,9 +37,8 @@ def describe_table(written: Any) -> dict[str, Any]:
     return table | {"columns": [[*column] for column in table["columns"].items()]}
 
 
-def make_csv_pattern(text: str) -> str:
+def make_csv_pattern(table: dict[str, Any]) -> str:
     """Return the pattern of the tables that `describe_table` described; rows end with a line feed between them."""
-    table = json.loads(text)
     delimiter, is_quoting, columns = table["delimiter"], table["is_quoting"], table["columns"]
     fields = [make_field(kind, delimiter, is_quoting, len(columns) == 1) for _, kind in columns]
     row = escape(delimiter).join(fields)

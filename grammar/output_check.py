@@ -38,15 +38,14 @@ def find_check(spec: GrammarSpec) -> Matches | None:
     """Return the check of a spec's texts, None where there is none."""
     match spec.kind:
         case "json_schema" | "json_object":
-            validator = SchemaValidator(json.loads(spec.text))
+            validator = SchemaValidator(spec.document)
             return lambda text: is_instance(text, validator)
         case "xml":
             return XmlValidator(spec.text).is_valid
         case "choice":
-            return frozenset(json.loads(spec.text)).__contains__
+            return frozenset(spec.document).__contains__
         case "csv":
-            table = json.loads(spec.text)
-            return lambda text: is_table(text, table)
+            return lambda text: is_table(text, spec.document)
         case "regex" if re.search(r"\[:|\\[pPzAbB]", spec.text) is None:
             # Other patterns may mean something else to the engines.
             return read_pattern(read_classes(spec.text))

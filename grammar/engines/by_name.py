@@ -54,7 +54,7 @@ class OutlinesBackend:
         self._tokens = OutlinesVocabulary(vocabulary.size + 1, token_ids)
 
     def compile(self, spec: GrammarSpec) -> Program:
-        choices = json.loads(spec.text)
+        choices = spec.document
         num_states, max_states = len("".join(choices).encode()), self._max_index_work // max(self.vocabulary.size, 1)
         if num_states > max_states or "\x03" in "".join(choices):
             raise UnsupportedGrammar("", spec.kind, f"it takes choices of up to {max_states} states")

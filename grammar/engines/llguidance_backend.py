@@ -4,16 +4,15 @@ Measured in its favour: it accepts nothing that a schema forbids but what `schem
 a millisecond, and its limits bound a hostile grammar from the inside.
 """
 
-import json
 import re
 
-from llguidance import LLMatcher, regex_to_lark
+from llguidance import LLMatcher
 
 from ..backend import Program
 from ..csv_table import make_csv_pattern
 from ..errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from ..regex.dialects import read_classes
-from ..regex.text import choices_to_regex, explain_pattern
+from ..regex.text import choices_to_regex, explain_pattern, write_terminal
 from ..spec import GrammarSpec
 from ..tags.gbnf_rules import write_gbnf
 from ..xml.lark import make_xml_lark
@@ -101,11 +100,11 @@ def make_grammar(spec: GrammarSpec) -> str:
             # One lexeme for each character, so that text is read as GBNF means it and not in the longest lexemes.
             lark = f"start: groot\n{write_gbnf(spec.text, 'g')}"
         case "xml":
-            lark = make_xml_lark(spec.text, spec.whitespace)
+            lark = make_xml_lark(spec.document, spec.whitespace)
         case "choice":
-            lark = f"start: /{regex_to_lark(choices_to_regex(json.loads(spec.text)))}/"
+            lark = f"start: {write_terminal(choices_to_regex(spec.document))}"
         case "csv":
-            lark = f"start: /{regex_to_lark(make_csv_pattern(spec.text))}/"
+            lark = f"start: {write_terminal(make_csv_pattern(spec.document))}"
         case _:
-            lark = f"start: /{regex_to_lark(read_classes(spec.text))}/"
+            lark = f"start: {write_terminal(read_classes(spec.text))}"
     return LLMatcher.grammar_from_lark(HEADER + lark)

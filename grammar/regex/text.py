@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import jsonschema_rs
+from llguidance import regex_to_lark
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)  # `json.dumps` would make one for each text
 _ESCAPES = {ord(sign): f"\\{sign}" for sign in r"\.+*?()|[]{}^$#&~-"}
@@ -42,6 +43,11 @@ def explain_pattern(message: str, has_places: bool) -> str:
     if carets is None or not has_places:
         return reason[1]
     return f"{reason[1]}, at character {len(carets[1]) + 1}"
+
+
+def write_terminal(pattern: str) -> str:
+    """Return a pattern in Rust's syntax as a terminal of Lark."""
+    return f"/{regex_to_lark(pattern)}/"
 
 
 def quote(text: str) -> str:

@@ -4,10 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from llguidance import regex_to_lark
-
 from ..engines.lark_rules import LarkRules
-from ..regex.text import escape
+from ..regex.text import escape, write_terminal
 from .emit import Json, Read
 from .keywords import TYPES_OF_KEYWORD
 from .node import Node, iterate_children
@@ -104,5 +102,5 @@ def write_members(
 def write_other_name(pattern: str, names: Iterable[str]) -> str:
     """Return the terminal of the names that match a pattern, but for some."""
     known = "|".join(map(escape, names))
-    cut = f" & ~/{regex_to_lark(f'(?:{known})')}/" if known else ""
-    return f"/{regex_to_lark(pattern)}/{cut}"
+    cut = f" & ~{write_terminal(f'(?:{known})')}" if known else ""
+    return f"{write_terminal(pattern)}{cut}"

@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llguidance import regex_to_lark
-
 from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..regex.dialects import read_classes
-from ..regex.text import quote
+from ..regex.text import quote, write_terminal
 from .free_text import ANY
 from .lark_text import LarkText
 from .structural_tag import list_children
@@ -107,7 +105,7 @@ class TagWriter:
         if kind == "const_string":
             return quote(part["value"]) if self.text.split(part["value"])[1] is None else None
         if kind == "regex":
-            return f"/{regex_to_lark(read_classes(part['pattern']))}/"
+            return write_terminal(read_classes(part["pattern"]))
         if kind not in _COMPOSED:
             return None
         num_before = self._num_parts

@@ -4,9 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from llguidance import regex_to_lark
-
-from ..regex.text import quote
+from ..regex.text import quote, write_terminal
 from ..schema.formats import ASSERTED_FORMATS, EXACT_PATTERNS
 from ..schema.plain import is_note
 from .arguments import find_types
@@ -98,7 +96,7 @@ def _write_string_body(schema: Json) -> str | None:
         least, most = int(schema.get("minLength", 0)), schema.get("maxLength", "")
         parts.append(f"/(?s:.{{{least},{int(most) if most != '' else ''}}})/")
     if "format" in schema and schema["format"] in _RAW_FORMATS:
-        parts.append(f"/{regex_to_lark(_RAW_FORMATS[schema['format']][1:-1])}/")
+        parts.append(write_terminal(_RAW_FORMATS[schema["format"]][1:-1]))
     elif schema.get("format") in ASSERTED_FORMATS:
         return None
     if "pattern" in schema:
@@ -107,6 +105,6 @@ def _write_string_body(schema: Json) -> str | None:
         inside = pattern[is_begun : len(pattern) - is_ended]
         if _PLAIN_PATTERN.fullmatch(inside) is None:
             return None
-        body = f"/{regex_to_lark(inside.replace(chr(92) + 'd', '[0-9]'))}/" if inside else '""'
+        body = write_terminal(inside.replace(r"\d", "[0-9]")) if inside else '""'
         parts.append(" ".join([*([] if is_begun else [ANY]), body, *([] if is_ended else [ANY])]))
     return " & ".join(f"({part})" for part in parts)

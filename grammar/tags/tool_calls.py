@@ -11,12 +11,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
-from llguidance import regex_to_lark
-
 from ..engines.llguidance_backend import LLGuidanceBackend
 from ..engines.llguidance_json import join_lark
 from ..errors import InvalidGrammar, UnsupportedGrammar
-from ..regex.text import escape, quote
+from ..regex.dialects import read_classes
+from ..regex.text import escape, quote, write_terminal
 from ..spec import GrammarSpec, dump_json
 from .argument_writer import ArgumentWriter
 from .free_text import ANY
@@ -144,7 +143,7 @@ class ToolWriter:
         if answer["kind"] == "choice":
             return "(" + " | ".join(self._text.name(quote(each)) for each in json.loads(answer["text"])) + ")"
         if answer["kind"] == "regex":
-            return self._text.name(f"/{regex_to_lark(answer['text'])}/")
+            return self._text.name(write_terminal(read_classes(answer["text"])))
         leaf = GrammarSpec(answer["kind"], answer["text"], self._whitespace, property_order=answer["order"])
         return self.arguments.write_leaf(leaf, "/answer", "")
 

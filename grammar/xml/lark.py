@@ -5,15 +5,12 @@ One spelling for everything: attributes in the order given and in double quotes,
 so that no value can swallow its own end.
 """
 
-import json
 from typing import Any
-
-from llguidance import regex_to_lark
 
 from ..csv_table import SCALAR_PATTERNS
 from ..engines.lark_rules import LarkRules
 from ..regex.dialects import read_classes
-from ..regex.text import escape, quote
+from ..regex.text import choices_to_regex, quote, write_terminal
 from .tree import XML_DECLARATION, counts_of
 
 # Characters that stand for themselves. A raw carriage return would be read as a line feed, and in attributes all
@@ -28,9 +25,8 @@ _SPACES = {"compact": None, "spaced": r"\n[ \t]{0,63}", "any": r"[ \t\n]{1,64}"}
 Json = dict[str, Any]
 
 
-def make_xml_lark(text: str, whitespace: str) -> str:
+def make_xml_lark(document: Json, whitespace: str) -> str:
     """Return the Lark grammar of a document that `describe_document` described."""
-    document = json.loads(text)
     return _Writer(document, _SPACES[whitespace]).write()
 
 
@@ -101,15 +97,16 @@ def write_value(value: Json, character: str, plain: str, is_attribute: bool) -> 
     """Return the terminal expression of a value as it is written."""
     if "enum" in value:
         texts = dict.fromkeys(escape_text(text, is_attribute) for text in value["enum"])
-        return "/" + regex_to_lark("(?:" + "|".join(escape(text) for text in texts) + ")") + "/"
+        return write_terminal(choices_to_regex([*texts]))
     if "pattern" in value:
         # Patterns speak about characters that stand for themselves; & cuts the others out.
-        return f"(/{regex_to_lark('(?:' + read_classes(value['pattern']) + ')')}/ & /{regex_to_lark(plain)}*/)"
+        pattern = write_terminal(f"(?:{read_classes(value['pattern'])})")
+        return f"({pattern} & {write_terminal(f'{plain}*')})"
     if value["type"] != "string":
-        return "/" + regex_to_lark(SCALAR_PATTERNS[value["type"]]) + "/"
+        return write_terminal(SCALAR_PATTERNS[value["type"]])
     least, most = value.get("min_length", 0), value.get("max_length")
     count = "*" if (least, most) == (0, None) else f"{{{least},{'' if most is None else most}}}"
-    return f"/{regex_to_lark(character)}{count}/"
+    return write_terminal(character + count)
 
 
 def escape_text(text: str, is_attribute: bool) -> str:

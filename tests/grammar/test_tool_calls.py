@@ -10,6 +10,7 @@ import pytest
 from app.api.tools.styled_calls import StyledCalls
 from grammar import (
     GrammarCompiler,
+    GrammarSpec,
     Matcher,
     SchemaValidator,
     ToolStyle,
@@ -282,3 +283,11 @@ def test_equal_schemas_are_written_once_and_tools_share_a_description() -> None:
 def test_llama_s_answers_may_be_json_and_its_calls_are_enforced_in_both_spellings(text: str, is_right: bool) -> None:
     spec = make_tool_spec(STYLES["llama3_json"], [("f", make_object({"type": "integer"}))])
     assert accepts(COMPILERS[BYTES].compile(spec).matcher(), BYTES, text) == is_right
+
+
+@pytest.mark.parametrize("text", ["&", "a"])
+def test_the_pattern_of_an_answer_is_read_as_alone(text: str) -> None:
+    answer = GrammarSpec.regex("[a&&b]")
+    spec = make_tool_spec(STYLES["hermes"], [("f", make_object({"type": "integer"}))], answer=answer)
+    assert accepts(COMPILERS[BYTES].compile(answer).matcher(), BYTES, text)
+    assert accepts(COMPILERS[BYTES].compile(spec).matcher(), BYTES, text)
