@@ -8,8 +8,9 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from ..errors import GrammarError
-from ..schema.keywords import join_pointer, map_subschemas
+from ..schema.keywords import iterate_objects, join_pointer, map_subschemas
 from ..schema.plain import is_note
+from ..schema.reader import REFERENCES
 from ..schema.rules import TYPES, types_of
 from ..validator import SchemaValidator
 from .text_value import TextCheck, interpret, read_gemma, read_python, read_words
@@ -60,8 +61,11 @@ def extract(child: Any, root: Mapping[str, Any], name: str | None) -> Any:
         name: of the property; None for the other arguments.
     """
     dialect = {"$schema": root["$schema"]} if "$schema" in root else {}
-    if not isinstance(child, dict) or 'ef": "' not in (written := json.dumps(child)):
-        return dialect | child if isinstance(child, dict) else child
+    if not isinstance(child, dict):
+        return child
+    if not any(key in each for each in iterate_objects(child) for key in REFERENCES):
+        return dialect | child
+    written = json.dumps(child)
     places = [place for place in ("$defs", "definitions") if isinstance(root.get(place), dict)]
     plain = sum(written.count(f'"$ref": "#/{place}/') for place in places) == written.count('ef": "')
     if plain and "$id" not in root and not any(key in written for key in ('"$id"', '"$anchor"')):
