@@ -137,7 +137,7 @@ def _refuse_core() -> Any:
     raise EngineDead("a fake engine has no core")
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeEngine:
     """Answers with `reply(prompt)`; a request with a grammar gets `record`.
 

@@ -69,17 +69,31 @@ def answer_message(text: str) -> Message:
 
 
 def answer_messages(text: str, thinking: Thinking | None = None) -> list[Message]:
-    """Return an answer, with its reasoning in a separate message that is folded when complete."""
+    """Return an answer, with its reasoning in a separate message that is folded when complete, if it is shown."""
     # A model may begin with reasoning even if its template does not support it.
-    splitter = make_splitter(thinking or Thinking(is_open=False))
+    thinking = thinking or Thinking(is_open=False)
+    splitter = make_splitter(thinking)
     thought, content = map("".join, zip(splitter.feed(text), splitter.close(), strict=True))
     if not splitter.has_reasoning:
         return [answer_message(content)]
+    if not thinking.is_shown:
+        return [answer_message(content.lstrip())] if content.strip() else []
     # Bold, so that the style sheet can distinguish it from a line of figures.
     title = "**Reasoning**" if splitter.is_closed else "**Reasoning …**"
     folded = {"title": title, "id": REASONING_ID, "status": "done" if splitter.is_closed else "pending"}
     reasoning = {"role": "assistant", "content": thought.strip(), "metadata": folded}
     return [reasoning, answer_message(content.lstrip())] if splitter.is_closed else [reasoning]
+
+
+def end_reasoning(messages: list[Message]) -> list[Message]:
+    """Return an answer that has ended: reasoning that it ended in is over, and an empty content follows it."""
+    if not messages:
+        return [answer_message("")]
+    metadata = messages[-1].get("metadata")
+    if metadata is None:
+        return messages
+    folded = {**metadata, "title": "**Reasoning**", "status": "done"}
+    return [*messages[:-1], {**messages[-1], "metadata": folded}, answer_message("")]
 
 
 def lay_out(history: History) -> History:

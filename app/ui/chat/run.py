@@ -13,12 +13,13 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import gradio as gr
 
 from app.api.model_pool import ModelPool
 from app.extraction.choices import describe_position
-from app.reasoning import gate_grammar, prepare_prompt, supports_reasoning
+from app.reasoning import Thinking, gate_grammar, prepare_prompt
 from app.store import Store, StoreError
 from app.ui.chat import store as chats
 from app.ui.chat.answers import Answer, Answers, join_streams
@@ -28,6 +29,7 @@ from app.ui.chat.conversation import (
     History,
     answer_message,
     answer_messages,
+    end_reasoning,
     error_message,
     figures_message,
     is_file,
@@ -41,6 +43,7 @@ from app.ui.chat.conversation import (
 )
 from app.ui.chat.history import Thread, describe_chats, describe_tokens, report_problem
 from app.ui.chat.settings import Settings, make_sampling_params
+from app.ui.chat.thinking import ThinkingChoices, read_choices
 from app.ui.explain import explain
 from app.ui.figures import describe_output
 from app.ui.model_choice import ModelChoice
@@ -97,6 +100,7 @@ class ChatRun:
         self.store = store
         self.interval_s = interval_s
         self.answers = Answers(engine)
+        self._choices: WeakKeyDictionary[Engine, ThinkingChoices] = WeakKeyDictionary()
 
     async def send(self, typed: Mapping[str, Any], request: gr.Request, *rest: Any) -> Begun:
         """Begin a turn with the typed text and attachments; do nothing while another turn runs.
@@ -270,6 +274,15 @@ class ChatRun:
             why = f"the message and its files have {num_tokens:,} tokens, and the model takes {limit:,} with the answer"
             raise InvalidRequest(why, "message")
 
+    async def find_choices(self, engine: Engine) -> ThinkingChoices:
+        """Return what the chat template lets a person choose about reasoning; nothing until it is loaded."""
+        tokenizer = engine.tokenizer
+        if tokenizer is None or not tokenizer.has_chat_template:
+            return ThinkingChoices()
+        if engine not in self._choices:
+            self._choices[engine] = await asyncio.to_thread(read_choices, tokenizer.apply_chat_template)
+        return self._choices[engine]
+
     async def _generate(
         self, answer: Answer, history: History, settings: Settings, session: str
     ) -> AsyncGenerator[RequestOutput | None, None]:
@@ -300,24 +313,28 @@ class ChatRun:
         tokenizer = engine.tokenizer
         if tokenizer is None:
             raise InvalidRequest("this engine runs without a tokenizer and has no chat")
-        messages = to_model_messages(history, settings.system_prompt)
+        messages, thinking = to_model_messages(history, settings.system_prompt), None
         options: dict[str, Any] = {}
         if answer.before:
             messages.append({"role": "assistant", "content": answer.before})
             options = {"add_generation_prompt": False, "continue_final_message": True}
         if tokenizer.has_chat_template:
             messages = await asyncio.to_thread(load_images, messages)
-            knows_reasoning = supports_reasoning(tokenizer.apply_chat_template)
-            prompt_ids, answer.thinking = await prepare_prompt(engine, knows_reasoning, messages, **options)
+            choices = await self.find_choices(engine)
+            options |= choices.make_options(settings.thinks, settings.effort)
+            prompt_ids, thinking = await prepare_prompt(engine, choices.knows, messages, **options)
+            # Some models reason even when it is switched off.
+            is_shown = settings.thinks or not choices.has_switch
+            answer.thinking = thinking if is_shown else replace(thinking or Thinking(is_open=False), is_shown=False)
         else:
             text = "\n\n".join(m["content"] for m in messages)
             prompt_ids = await engine.encode(text if answer.before else f"{text}\n\n")
         params = make_sampling_params(settings, len(prompt_ids), engine.resolved.max_model_len)
-        if answer.thinking is not None:
+        if thinking is not None:
             # The end mark of reasoning may be a special token, and a grammar begins after it.
             params = replace(params, skip_special_tokens=False)
             if params.grammar is not None:
-                params = replace(params, grammar=gate_grammar(params.grammar, answer.thinking))
+                params = replace(params, grammar=gate_grammar(params.grammar, thinking))
         return prompt_ids, params
 
 
@@ -336,12 +353,12 @@ def conclude(answer: Answer) -> History:
     """Return the messages of an answer that has ended, with its figures or its error."""
     output = answer.output
     if answer.problem is not None:
-        return [*write(answer), error_message(answer.problem)]
+        return [*end_reasoning(write(answer)), error_message(answer.problem)]
     if output is None:
         return [answer_message(answer.before), figures_message("stopped", answer.answer_id)]
     figures = describe_output(output)
     line = figures if output.finished else f"{figures} · stopped"
-    return [*write(answer), figures_message(line, answer.answer_id)]
+    return [*end_reasoning(write(answer)), figures_message(line, answer.answer_id)]
 
 
 def show(path: Sequence[Node]) -> History:

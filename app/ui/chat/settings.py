@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.ui.chat.thinking import EFFORTS, ThinkingChoices
 from app.ui.scripts import write_kept
 from engine import InvalidRequest, SamplingParams
 from grammar import GrammarSpec
@@ -56,6 +57,8 @@ class Settings:
     with_tokens: bool = True
     models: list[str] = field(default_factory=list)  # model and adapters that answer; empty: the model
     repetition_penalty: float = 1.0
+    thinks: bool = True
+    effort: str = ""  # of the reasoning; empty: the model's own
 
 
 def recommend_settings(recommended: Mapping[str, Any]) -> Settings:
@@ -128,6 +131,12 @@ def build_settings(defaults: Settings, has_models: bool = False) -> list[gr.comp
         info="Models or adapters; several answer side by side.",
         allow_custom_value=True,  # Gradio would refuse names that came after the page was built
     )
+    # Both are shown when the page knows that the model's chat template takes them.
+    thinks = gr.Checkbox(defaults.thinks, label="Think before answering", visible=False)
+    effort = gr.Radio(
+        [("model's own", ""), *((each, each) for each in EFFORTS)], value=defaults.effort, label="Effort of thinking",
+        visible=False,
+    )
     preset = gr.Dropdown(list(PRESETS), value=chosen, label="System prompt preset", interactive=True)
     system = gr.Textbox(defaults.system_prompt, label="System prompt", lines=2, max_lines=8)
     # Not `input`, which also fires when the list is closed without a choice, and would replace typed text.
@@ -157,6 +166,7 @@ def build_settings(defaults: Settings, has_models: bool = False) -> list[gr.comp
         "system_prompt": system, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
         "max_tokens": max_tokens, "seed": seed, "stop": stop, "grammar_kind": kind, "grammar_text": text,
         "priority": priority, "with_tokens": with_tokens, "models": answering, "repetition_penalty": penalty,
+        "thinks": thinks, "effort": effort,
     }
     components: list[gr.components.Component] = [by_name[each.name] for each in fields(Settings)]
     changes = [each.change for each in by_name.values()]
@@ -187,6 +197,13 @@ def restore_settings(defaults: Settings, kept: Any, models: Sequence[str] = ()) 
     else:
         values["grammar_kind"] = gr.skip()
     return list(values.values())
+
+
+def show_thinking(choices: ThinkingChoices, thinks: bool) -> tuple[Any, Any]:
+    """Show the switch of reasoning and, while it is on, the effort, if the chat template takes them."""
+    efforts = [("model's own", ""), *((each, each) for each in choices.efforts)]
+    has_effort = bool(choices.efforts) and (thinks or not choices.has_switch)
+    return gr.update(visible=choices.has_switch), gr.update(visible=has_effort, choices=efforts)
 
 
 def _is_alike(value: Any, default: Any) -> bool:

@@ -26,7 +26,8 @@ from app.ui.chat.history import (
     report_problem,
 )
 from app.ui.chat.run import ChatRun, Turn, first_index, inspect, is_running, open_composer, show
-from app.ui.chat.settings import Settings, build_settings, restore_settings, show_grammar
+from app.ui.chat.settings import Settings, build_settings, restore_settings, show_grammar, show_thinking
+from app.ui.chat.thinking import ThinkingChoices
 from app.ui.owner import describe_keeping, find_owner
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.scripts import keep_touched, read_kept, read_script
@@ -39,7 +40,9 @@ LATEX: Any = [
     {"left": left, "right": right, "display": display}
     for left, right, display in (("$$", "$$", True), ("\\[", "\\]", True), ("\\(", "\\)", False))
 ]
-GRAMMAR_KIND, MODELS = map([each.name for each in fields(Settings)].index, ("grammar_kind", "models"))
+GRAMMAR_KIND, MODELS, THINKS, EFFORT = map(
+    [each.name for each in fields(Settings)].index, ("grammar_kind", "models", "thinks", "effort")
+)
 PLACEHOLDER = "Ask the model something"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Short events need no queue.
@@ -116,6 +119,9 @@ class ChatTab(ChatRun):
             current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
         answering: Any = settings[MODELS]
         answering.focus(self.offer_models, None, answering, **AT_ONCE)
+        thinks: Any = settings[THINKS]
+        self.choosing, self.thinking = [answering, thinks], [thinks, settings[EFFORT]]
+        gr.on([answering.change, thinks.change], self.offer_thinking, self.choosing, self.thinking, **AT_ONCE)
         kind: Any = settings[GRAMMAR_KIND]
         kind.change(show_chip, kind, chip, **AT_ONCE)
         free = ("none", gr.update(**show_grammar("none")))
@@ -134,6 +140,7 @@ class ChatTab(ChatRun):
         untouched = keep_touched(list(asdict(self.defaults).values()))
         opening.then(None, [kept, *settings], settings, js=untouched, **AT_ONCE)
         opening.then(None, js="() => { globalThis.isChatOpen = true; }", **AT_ONCE)
+        opening.then(self.offer_thinking, self.choosing, self.thinking, **AT_ONCE)
         self._go_on(opening)
 
     def _build_messages(self) -> tuple[gr.Chatbot, gr.Chatbot]:
@@ -239,6 +246,14 @@ class ChatTab(ChatRun):
     async def offer_models(self) -> Any:
         """Offer the models that are here now: one may have been fetched since the page was opened."""
         return gr.update(choices=[(name, name) for name in await self.models.list_here()])
+
+    async def offer_thinking(self, names: list[str], thinks: bool) -> tuple[Any, Any]:
+        """Show the settings of reasoning that the chosen models take; one that is not loaded is not asked."""
+        choices = ThinkingChoices()
+        for name in names or [self.engine.model_name]:
+            engine = self.models.find(name)
+            choices |= ThinkingChoices() if engine is None else await self.find_choices(engine)
+        return show_thinking(choices, thinks)
 
     async def pick(self, turn: Turn | None, data: gr.EventData, request: gr.Request) -> Opened:
         """Open another chat. The answer in the previous chat continues, and is shown when that chat is opened again."""
@@ -382,7 +397,9 @@ class ChatTab(ChatRun):
         # Not the turn, because another one may have begun meanwhile.
         shown = [self.chatbot, self.textbox, self.growing, self.tokens]
         ended = [*shown, self.thread, self.branches, self.chats]
-        watching.then(self.end, self.turn, ended, **AT_ONCE)
+        ending = watching.then(self.end, self.turn, ended, **AT_ONCE)
+        if self.models.has_choice:  # the answer may have loaded its model
+            ending.then(self.offer_thinking, self.choosing, self.thinking, **AT_ONCE)
 
 
 def show_chip(kind: str) -> str:
