@@ -65,37 +65,11 @@ class GGUFTensor:
     def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
         blocks = self.rows[rows]
         if convert is None:
-            found, round_rows = self._split(blocks), round_grouped
+            found, round_rows = _split(self.kind, blocks, self.form), round_grouped
         else:
-            found, round_rows = (
-                convert.split(int(self.kind.type), blocks, self.shape[1], self.form),
-                convert.round,
-            )
+            found = convert.split(int(self.kind.type), blocks, self.shape[1], self.form)
+            round_rows = convert.round
         return round_rows(self._dequantize(blocks), 8, _GROUP) if found is None else found
-
-    def _split(self, blocks: Tensor) -> GroupedInt | None:
-        """Return the codes of some rows; None for a type whose codes are not of one step in a group.
-
-        The step and the minimum of a group are what blocks decode to whose codes are all 1 or all 0.
-        """
-        if self.kind.type not in _CODES_AT:
-            return None
-        start, low_bits = _CODES_AT[self.kind.type]
-        zeros = blocks.clone()
-        cells = zeros.view(len(blocks), -1, self.kind.block_bytes)
-        cells[..., start:] = 0
-        ones = zeros.clone()
-        ones.view_as(cells)[..., low_bits:] = 1 if self.form.bits == 8 else 0x11
-        values, zero, one = (
-            self._dequantize(each).unflatten(1, (-1, _GROUP)) for each in (blocks, zeros, ones)
-        )
-        least, scales = zero[..., 0], (one - zero)[..., 0]
-        minimums = None if self.form.is_centred else least
-        steps = (values if minimums is None else values - least.unsqueeze(-1)) / scales.unsqueeze(-1)
-        codes = steps.nan_to_num_(0.0, 0.0, 0.0).round_()
-        if minimums is not None:
-            codes.clamp_(0, 15 if self.form.bits == 4 else 31)  # steps far below their minimum are not precise
-        return GroupedInt(codes.to(torch.int8).flatten(1), scales, minimums, _GROUP, self.form.bits)
 
     def _dequantize(self, blocks: Tensor) -> Tensor:
         with np.errstate(invalid="ignore", over="ignore"):  # infinite scales are the file's own
@@ -107,11 +81,61 @@ _BITS: dict[Type, Bits] = {
     **dict.fromkeys((Type.Q5_0, Type.Q5_1, Type.Q5_K, Type.MXFP4), 6),
 }
 _WITH_MINIMUMS = (Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K)
-# The first byte of a block's codes, and of their lowest bits.
-_CODES_AT: dict[Type, tuple[int, int]] = {
-    Type.Q4_0: (2, 2), Type.Q4_1: (4, 4), Type.Q4_K: (16, 16), Type.Q8_0: (2, 2), Type.MXFP4: (1, 1),
-    Type.Q5_0: (2, 6), Type.Q5_1: (4, 8), Type.Q5_K: (16, 48),
-}  # fmt: skip
+_WITH_FIFTH = (Type.Q5_0, Type.Q5_1, Type.Q5_K)  # one more bit of each code is stored apart
+_LARGE = (Type.Q4_K, Type.Q5_K)
+_SPLIT = (*_BITS, Type.Q8_0)
+_MXFP4 = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)  # twice the numbers
+
+
+def _split(kind: Kind, rows: Tensor, form: Form) -> GroupedInt | None:
+    """Return the codes of some rows; None for a type whose codes are not of one step in a group.
+
+    A block has its scale, then its minimum, then for large blocks those of its groups, then the fifth bits, the codes.
+    """
+    if kind.type not in _SPLIT:
+        return None
+    blocks = rows.view(-1, kind.block_bytes)
+    codes = _read_codes(kind, blocks)
+    if kind.type == Type.MXFP4:
+        scales, minimums = torch.ldexp(torch.ones(len(blocks), 1), blocks[:, :1].int() - 128), None
+    else:
+        scales = _read_halves(blocks[:, :2])
+        minimums = None if form.is_centred else _read_halves(blocks[:, 2:4])
+    if kind.type in _LARGE:
+        assert minimums is not None, "large blocks have minimums"
+        low, middle, high = blocks[:, 4:16].unflatten(1, (3, 4)).unbind(1)
+        scales = scales * torch.cat((low & 63, high & 15 | low >> 6 << 4), dim=1)
+        minimums = -(minimums * torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), dim=1))
+    lines = [None if each is None else each.view(len(rows), -1) for each in (scales, minimums)]
+    assert lines[0] is not None, "every block has a scale"
+    return GroupedInt(codes.view(len(rows), -1), lines[0], lines[1], _GROUP, form.bits)
+
+
+def _read_codes(kind: Kind, blocks: Tensor) -> Tensor:
+    """Return the int8 codes of blocks [N, bytes]: the low halves of some bytes, then their high halves."""
+    if kind.type == Type.Q8_0:
+        return blocks[:, 2:].contiguous().view(torch.int8)
+    half = min(kind.block_size // 2, _GROUP)  # bytes whose high halves follow their low ones
+    pairs = blocks[:, -kind.block_size // 2 :].unflatten(1, (-1, half))
+    codes = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1)
+    if kind.type == Type.MXFP4:
+        return _MXFP4[codes.int()]
+    middle = 8
+    if kind.type in _WITH_FIFTH:
+        middle, num_bytes = 16, kind.block_size // 8
+        end = kind.block_bytes - kind.block_size // 2
+        fifth = blocks[:, end - num_bytes : end].unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
+        # Small blocks have the bits of eight codes in a byte; a byte of large ones is of one place in each group.
+        fifth = fifth.transpose(1, 2) if kind.type in _LARGE else fifth
+        codes |= fifth.flatten(1) << 4
+    codes = codes.view(torch.int8)
+    return codes if kind.type in _WITH_MINIMUMS else codes - middle
+
+
+def _read_halves(cells: Tensor) -> Tensor:
+    return cells.contiguous().view(torch.float16).float()
+
+
 # By the number of the type in the file.
 KINDS = {
     int(each): Kind(each)

@@ -53,18 +53,16 @@ def test_native_ops_split_blocks_as_gguf_decodes_them(number: int, isa: str) -> 
 
 
 @pytest.mark.parametrize("number", [2, 3, 6, 7, 8, 12, 13, 39])
-def test_other_ops_split_blocks_as_gguf_decodes_them(number: int) -> None:
-    """Random bytes, as above; a sum with a minimum is rounded, so steps are less precise than the number."""
+def test_other_ops_split_blocks_as_gguf_decodes_them(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random bytes, as above. The blocks are not decoded on the way, which took most of the time of a load."""
     kind = KINDS[number]
     rows = np.random.default_rng(0).integers(0, 256, (50, 3 * kind.block_bytes), dtype=np.uint8)
     tensor = GGUFTensor(kind, torch.from_numpy(rows), torch.Size((50, 3 * kind.block_size)))
-    found, expected = tensor.read(slice(None)), tensor.dequantize()
+    expected = tensor.dequantize()
+    monkeypatch.delattr(gguf.quants, "dequantize")
+    found = tensor.read(slice(None))
     assert found.form == tensor.form
-    groups, decoded = (each.unflatten(1, (-1, 32)) for each in (expected, found.dequantize()))
-    is_finite = groups.isfinite().all(dim=2)
-    assert is_finite.float().mean() > 0.9
-    error = (decoded - groups).abs().amax(dim=2) / groups.abs().amax(dim=2)
-    assert error[is_finite].nan_to_num(0.0).max() < 1e-5
+    assert np.array_equal(found.dequantize().numpy(), expected.numpy(), equal_nan=True)
 
 
 @pytest.mark.parametrize(
