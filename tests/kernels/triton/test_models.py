@@ -88,23 +88,17 @@ def test_a_checkpoint_of_float8_gives_the_logits_of_torch(
     torch.testing.assert_close(compute_logits(model, 4), expected, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("kind", "bits", "tolerance"),
-    [(Type.Q4_1, 4, 1e-3), (Type.Q5_0, 8, 1e-3)],
-)
-def test_a_gguf_file_gives_the_logits_of_torch_also_after_a_move(
-    tmp_path: Path, kind: Type, bits: int, tolerance: float
-) -> None:
+def test_a_gguf_file_gives_the_logits_of_torch_also_after_a_move(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    write_gguf(save(make_transformers_model("llama", **SIZES, **FEW_LAYERS), tmp_path), path, {"": kind})
+    write_gguf(save(make_transformers_model("llama", **SIZES, **FEW_LAYERS), tmp_path), path, {"": Type.Q4_1})
     model = load_model(path, ops=make_ops(CPU, torch.float32))
     packed = model.layers[0].mlp.gate_up_proj.packed
-    assert isinstance(packed, CodedWeight) and packed.bits == bits
-    found, expected = compute_logits(model, 4), compute_logits(load_model(path), 4)
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    assert isinstance(packed, CodedWeight) and packed.bits == 4
+    found, expected = compute_logits(model, 3), compute_logits(load_model(path), 3)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
     tensors = list_tensors(model)
     old = [each.data_ptr() for each in tensors]
     move_tensors(tensors, CPU)  # as a sleep and a wake do; a copy
     model.move(CPU)
     assert all(each.data_ptr() != place for each, place in zip(tensors, old, strict=True))
-    assert torch.equal(compute_logits(model, 4), found)
+    assert torch.equal(compute_logits(model, 3), found)

@@ -10,8 +10,7 @@ from tests.kernels.test_states import SEGMENTS, check_convolution, make_scan, ma
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("sizes", [(40, 12), (7, 40)], ids=str)
-@pytest.mark.parametrize("kind", ["delta", "mamba"])
+@pytest.mark.parametrize(("kind", "sizes"), [("delta", (40, 12)), ("mamba", (7, 40))], ids=str)
 def test_scan_follows_the_recurrence(device: torch.device, kind: str, sizes: tuple[int, int]) -> None:
     weights, operands = make_scan(kind, *sizes, device=device)
     states = operands["states"]
