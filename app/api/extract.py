@@ -13,7 +13,7 @@ import json
 import math
 import time
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import PurePath
@@ -26,11 +26,11 @@ from starlette.datastructures import UploadFile
 
 from app.api.call import usage
 from app.api.context import ApiContext, Context, JsonRoute
-from app.api.errors import BadRequest
+from app.api.errors import BadRequest, to_api_error
 from app.api.gate import RequestInfo
 from app.api.jobs import add_job, describe
 from app.api.protocol import Fields
-from app.api.sse import STREAMED, Emit, EventStream, JsonLines, frame, unless_gone
+from app.api.sse import STREAMED, Emit, EventStream, JsonLines, Result, frame, unless_gone
 from app.extraction import (
     Example,
     ExtractionResult,
@@ -61,6 +61,7 @@ from app.extraction.sources import (
     spell,
 )
 from app.json_text import parse_json
+from grammar import GrammarError
 
 router = APIRouter(route_class=JsonRoute)
 MAX_ROWS = 10_000
@@ -148,6 +149,14 @@ BODY = {
 }
 
 
+async def naming_schema(work: Awaitable[Result]) -> Result:
+    """Await some work, and blame the field `schema` for a grammar that cannot be made."""
+    try:
+        return await work
+    except GrammarError as error:
+        raise to_api_error(error, "schema") from error
+
+
 @router.post("/v1/extract", openapi_extra=BODY, response_model=None, responses=STREAMED)
 async def extract(request: Request, context: Context, background: bool = False) -> Response:
     """Extract a record, with the confidence and the evidence of each value, the values to check, and the checks."""
@@ -161,7 +170,7 @@ async def extract(request: Request, context: Context, background: bool = False) 
     extractor = make_extractor(context, body, model)
     if is_table:
         return JsonLines(
-            lambda emit: send_rows(emit, extractor, schema, sources, body.cache_salt, info), b"",
+            lambda emit: naming_schema(send_rows(emit, extractor, schema, sources, body.cache_salt, info)), b"",
             lambda error: json.dumps(error.body).encode() + b"\n", keep_alive_s=math.inf,
         )
     source = sources[0]
@@ -170,9 +179,11 @@ async def extract(request: Request, context: Context, background: bool = False) 
     if source.is_empty:
         raise BadRequest("text is empty: there is nothing to extract", "text")
     if body.stream:
-        return EventStream(lambda emit: send_parts(emit, extractor, schema, source, body.cache_salt, info))
+        return EventStream(
+            lambda emit: naming_schema(send_parts(emit, extractor, schema, source, body.cache_salt, info))
+        )
     work = extract_source(extractor, schema, source, cache_salt=body.cache_salt, raises=True)
-    done = await unless_gone(request.receive, work)
+    done = await unless_gone(request.receive, naming_schema(work))
     return JSONResponse(show(extractor, *done, info))
 
 
@@ -181,7 +192,7 @@ async def extract_later(
 ) -> Response:
     """Make a job of the documents, for /v1/jobs."""
     # A schema that cannot be used is the fault of the request, not of each row.
-    await asyncio.to_thread(SchemaChecker().check, json.dumps(schema))
+    await naming_schema(asyncio.to_thread(SchemaChecker().check, json.dumps(schema)))
     if body.stream:
         raise BadRequest("stream is not possible with background=true; /v1/jobs/ID has the rows as they end", "stream")
     asked = body.model_dump(by_alias=True, exclude={"text", "images", "rows", "column", "stream"})

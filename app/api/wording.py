@@ -16,7 +16,8 @@ KINDS = {
     "model_type": "an object", "string_type": "a text",
 }
 RULES = {
-    "finite_number": "must be a finite number", "float_parsing": "must be a number",
+    "bool_parsing": "must be true or false", "finite_number": "must be a finite number",
+    "float_parsing": "must be a number",
     "int_from_float": "must be an integer", "int_parsing": "must be an integer",
     "int_parsing_size": "must be an integer of fewer digits", "literal_error": "must be {expected}",
     "string_pattern_mismatch": "must match {pattern}", "string_unicode": "must be valid Unicode",

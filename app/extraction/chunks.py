@@ -159,6 +159,11 @@ async def plan_parts(extractor: Extractor, schema: Schema, text: str, room_for_r
         raise InvalidRequest("extraction needs a tokenizer; start the engine without skip_tokenizer_init")
     limit, frame = engine.resolved.max_model_len, len(await extractor.encode_prompt(schema, ""))
     room = limit - frame - room_for_record
+    too_many = TextTooLong(
+        f"the text needs more than {MAX_PARTS} parts of what the model takes; no more are read", "text"
+    )
+    if len(text) > MAX_PARTS * limit * tokenizer.max_token_chars:
+        raise too_many
     num_tokens = max(len(await engine.encode(text)), 1)
     if num_tokens <= room:
         return [Part(0, len(text))]
@@ -168,9 +173,6 @@ async def plan_parts(extractor: Extractor, schema: Schema, text: str, room_for_r
         raise TextTooLong(
             f"the schema takes {frame:,} of the model's {limit:,} tokens and leaves no room for a text", "text"
         )
-    too_many = TextTooLong(
-        f"the text needs more than {MAX_PARTS} parts of what the model takes; no more are read", "text"
-    )
     if len(text) > fitting * MAX_PARTS:
         raise too_many
     parts = await asyncio.to_thread(cut, text, fitting, lambda part: len(tokenizer.encode(part)) <= room)

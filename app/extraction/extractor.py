@@ -29,7 +29,15 @@ from app.extraction.prompt import Example, Schema, make_messages, make_plain_pro
 from app.extraction.result import ExtractionResult, PartialExtraction, Usage
 from app.extraction.verbatim import GROUNDED, GroundedSchema, list_spellings, mark_grounded
 from app.reasoning import CLOSE, FINAL, prepare_prompt
-from engine import CompletionOutput, Engine, InvalidRequest, LoRARequest, RequestOutput, SamplingParams
+from engine import (
+    CompletionOutput,
+    Engine,
+    InvalidRequest,
+    LoRARequest,
+    PromptTooLong,
+    RequestOutput,
+    SamplingParams,
+)
 from grammar import GrammarError, GrammarSpec, SchemaValidator, UnsupportedGrammar
 
 DEFAULT_LIMITS = Limits()
@@ -195,6 +203,8 @@ class Extractor:
             # or the final message is begun.
             try:
                 prompt_ids, thinking = await prepare_prompt(self.engine, False, messages, enable_thinking=False)
+            except PromptTooLong as error:  # the number of characters alone shows it
+                raise TextTooLong(str(error).replace("messages has", "text and schema have"), "text") from error
             except InvalidRequest as error:
                 raise InvalidRequest(str(error), "images" if self.images else error.param) from error
             if thinking is not None:

@@ -197,13 +197,14 @@ async def test_a_ready_made_schema_goes_by_its_name(server: Server) -> None:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"text": None}, "text"), ({"rows": ["x"]}, "text"), ({"text": " "}, "text"), ({"schema": {"type": "x"}}, None),
+        ({"text": None}, "text"), ({"rows": ["x"]}, "text"), ({"text": " "}, "text"),
+        ({"schema": {"type": "x"}}, "schema"),
         ({"schema": None}, "schema"), ({"max_tokens": 9}, "max_tokens"), ({"options": {"verbtim": True}}, "options"),
         ({"options": {"verbatim": 6}}, "options"), ({"text": None, "rows": [{"a": "x"}], "column": "b"}, "column"),
-        ({"schema": PERSON | {"x-checks": [{"sum": []}]}}, None), ({"model": "other"}, "model"),
+        ({"schema": PERSON | {"x-checks": [{"sum": []}]}}, "schema"), ({"model": "other"}, "model"),
     ],
 )
-async def test_a_wrong_field_is_refused_by_name(server: Server, change: dict[str, Any], param: str | None) -> None:
+async def test_a_wrong_field_is_refused_by_name(server: Server, change: dict[str, Any], param: str) -> None:
     status, reply = await server.post("/v1/extract", BODY | change)
     assert status in (400, 404) and reply["error"]["param"] == param, reply
     assert server.engine.requests == []

@@ -15,6 +15,7 @@ from app.extraction.chunks import PartsDone, cut, extract_long, stream_whole
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import scan
 from app.extraction.merging import Part, merge
+from engine import PromptTooLong
 from tests.app.busy_engine import BusyEngine
 from tests.fakes import FakeEngine, FakeTokenizer
 
@@ -148,6 +149,19 @@ def test_a_place_too_dense_for_the_smallest_part_is_named() -> None:
 async def test_what_no_parts_can_be_made_for_is_refused(schema: Any, text: str, words: str) -> None:
     with pytest.raises(TextTooLong, match=words):
         _ = [step async for step in extract_long(Extractor(FakeEngine()), schema, text)]
+
+
+async def test_a_text_whose_length_alone_is_too_much_for_the_model_is_divided() -> None:
+    class Bounded(FakeEngine):
+        async def render_chat(self, messages: Any, /, **options: Any) -> list[int]:
+            if (size := len(messages[-1]["content"])) > 20_000:
+                raise PromptTooLong(f"messages has {size} characters, and they hold at most 20000", "messages")
+            return await super().render_chat(messages, **options)
+
+    *_, last = [step async for step in stream_whole(Extractor(Bounded()), {"type": "object"}, "Ada is 36. " * 2000)]
+    assert isinstance(last, ExtractionResult) and "overlapping parts" in last.notes[0]
+    with pytest.raises(TextTooLong, match="text and schema have"):
+        await Extractor(Bounded()).extract({"type": "object"}, "Ada " * 6000)
 
 
 async def test_leaving_early_ends_the_parts_that_run() -> None:
