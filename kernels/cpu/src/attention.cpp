@@ -114,17 +114,18 @@ public:
             tiles_.find({blocks, work.first_head + step % work.num_heads, start, keys.start, keys.end - 1}, tile);
         };
         find(0, tiles[0]);
-        tiles_.fetcher(tiles[0]).fetch(kTileParts);
+        tiles_.fetcher(tiles[0], 1).fetch();
+        // Once for a tile, twice for a block of rows and for each row.
+        int64_t parts = 1 + 2 * (RowBlocks(rows, Tiles::kMaxBlockRows).num_blocks + rows);
         int64_t span = task.span, border = span_end(task.start);
         for (int64_t step = 0; step < count; ++step) {
             Tile& tile = tiles[step % 2];
             Tile& next = tiles[(step + 1) % 2];
             find(step + 1 < count ? step + 1 : step, next);
-            TileFetcher fetcher = tiles_.fetcher(next);
+            TileFetcher fetcher = tiles_.fetcher(next, parts);
             tiles_.prepare(tile, fetcher, space);
             int64_t head = step % work.num_heads;
             attend_tile(tile, space.at(head), rows, first, fetcher);
-            fetcher.fetch(kTileParts);
             int64_t end = tile.place.start + kTileKeys;
             if (end < border && end < task.end) continue;
             if (work.num_spans)
@@ -196,14 +197,16 @@ private:
             int64_t start = blocks.start(block);
             int size = blocks.size(block);
             tiles_.score(tile, space, start, size);
-            next.fetch(8);
+            next.fetch();
             for (int row = 0; row < size; ++row) {
                 int64_t position = first + (start + row) / group_size_;
                 softmax_tile(space, start + row, position, tile.place.start);
+                next.fetch();
                 tiles_.put_weights(space.scores + (start + row) * kTileKeys, space, start, row, size);
-                next.fetch(8);
+                next.fetch();
             }
             tiles_.accumulate_values(tile, space, start, size);
+            next.fetch();
         }
     }
 

@@ -7,32 +7,9 @@
 
 namespace troupe {
 
-struct Float32Product {
-    static constexpr int kParts = 1;
-    static Vec start() { return zero(); }
-    static Vec weight(VecInt words, int) { return as_float(words); }
-    static Vec activation(const uint32_t* x, int) { return Float32::activation(x, 0); }
-    static Vec product(Vec sum, Vec x, Vec w) { return fma(x, w, sum); }
-};
-
-struct BFloat16Product {
-    static constexpr int kParts = BFloat16::kParts;
-    static Vec start() { return zero(); }
-#ifdef TROUPE_BF16
-    static VecInt weight(VecInt words, int) { return words; }
-#else
-    static Vec weight(VecInt words, int part) { return as_float(part ? upper_16(words) : shift_left_16(words)); }
-#endif
-    static auto activation(const uint32_t* x, int part) { return BFloat16::activation(x, part); }
-    template <class Operand>
-    static Vec product(Vec sum, Operand x, Operand w) {
-        return BFloat16::product(sum, x, w);
-    }
-};
-
 template <class T>
 class PlainTiles : public CacheTiles<T> {
-    using Product = std::conditional_t<std::is_same_v<T, float>, Float32Product, BFloat16Product>;
+    using Product = std::conditional_t<std::is_same_v<T, float>, Float32, BFloat16>;
     static constexpr int kWord = kWordNumbers<T>, kGroups = kPieceSlots / kWord, kWeightWords = kTileKeys / kWord;
     using Base = CacheTiles<T>;
     using Base::pieces;
@@ -47,7 +24,7 @@ public:
     WorkspaceSizes sizes() const { return {dim_ / kWord, kWeightWords, 2 * kTilePieces * piece_words(), dim_padded_}; }
 
     // Copy the pieces that are no operands as they are: shorter ones, and values that no row sees and that may be NaN.
-    void prepare(Tile& tile, TileFetcher&, const Workspace& space) const {
+    void prepare(Tile& tile, TileFetcher& next, const Workspace& space) const {
         bool is_short = pieces.slots < kPieceSlots;
         for (int piece = 0; piece < kTilePieces; ++piece) {
             int64_t first = tile.first_seen(piece), end = tile.end_seen(piece);
@@ -59,6 +36,7 @@ public:
                 copy_values(tile, piece, space);
             if (is_short) copy_keys(tile, piece, space);
         }
+        next.fetch();
     }
 
     // Row `row` of a block of `size` rows that starts at `start`.

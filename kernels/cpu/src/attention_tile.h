@@ -5,26 +5,26 @@
 #include "attention.h"
 #include "dispatch.h"
 #include "kv_pieces.h"
+#include "lines.h"
 #include "pool.h"
 
 namespace troupe {
 
 constexpr int kTileKeys = 64;
 constexpr int kTilePieces = kTileKeys / kPieceSlots;
-constexpr int kTileParts = 128;  // in which a tile is fetched
+static_assert(kTilePieces <= kLineParts);
 
 // Asks for the memory of a tile little by little: a core waits when it has asked for much at once. The tile comes into the
 // second-level cache, which has room for it and lets more requests be under way than the first.
 class TileFetcher {
 public:
-    // `pieces` of `bytes` each hold the tile, in the order in which they are needed.
-    TileFetcher(const void* const* pieces, int num_pieces, int64_t bytes)
-        : pieces_(pieces), lines_(int(ceil_div(bytes, 64))), total_(num_pieces * lines_) {}
+    // `pieces` of `bytes` each hold the tile, in the order in which they are needed; `parts` calls ask for all of it.
+    TileFetcher(const void* const* pieces, int num_pieces, int64_t bytes, int64_t parts)
+        : pieces_(pieces), lines_(int(ceil_div(bytes, 64))), total_(num_pieces * lines_), share_(int(ceil_div(total_, parts))) {}
 
-    // Ask for the next `parts` of kTileParts.
-    void fetch(int parts) {
-        int end = at_ + (parts * total_ + kTileParts - 1) / kTileParts;
-        if (end > total_) end = total_;
+    // Ask for the next part.
+    void fetch() {
+        int end = at_ + share_ < total_ ? at_ + share_ : total_;
         for (; at_ < end; ++at_, ++line_) {
             if (line_ == lines_) line_ = 0, ++piece_;
             __builtin_prefetch(static_cast<const char*>(pieces_[piece_]) + line_ * 64, 0, 2);
@@ -33,7 +33,7 @@ public:
 
 private:
     const void* const* pieces_;
-    int lines_, total_, at_ = 0, piece_ = 0, line_ = 0;
+    int lines_, total_, share_, at_ = 0, piece_ = 0, line_ = 0;
 };
 
 // A row of numbers as integers: its scale, and the sum of the integers. Rows that need neither leave it empty.
@@ -127,8 +127,8 @@ public:
           v_cache_(v_cache),
           block_size_(shape.block_size) {}
 
-    TileFetcher fetcher(const Tile& tile) const {
-        return {tile.pieces, has_values() ? 2 * kTilePieces : kTilePieces, pieces.bytes};
+    TileFetcher fetcher(const Tile& tile, int64_t parts) const {
+        return {tile.pieces, has_values() ? 2 * kTilePieces : kTilePieces, pieces.bytes, parts};
     }
 
     void find(const TilePlace& place, Tile& tile) const {
@@ -161,69 +161,6 @@ private:
     int64_t block_size_;
 };
 
-constexpr int kLineVecs = 4;  // vectors of one product
-
-// Where the operands of a product lie: `parts` times `groups` groups of lines, `stride` bytes from group to group. A
-// product with one vector reads `lanes` lanes of it.
-struct Lines {
-    const uint8_t* at[kTilePieces][kLineVecs];  // vector v of a part's first group
-    int64_t parts, groups, stride;
-    int lanes = kLanes;
-};
-
-inline void store_sums(float* c, Vec sums, bool adds) { store(c, adds ? add(load(c), sums) : sums); }
-inline void store_sums(float* c, VecInt sums, bool) { store_int(c, sums); }
-
-// c[row][lane] = x[row][:] . lines[:][lane], or += where `adds`, for ROWS packed rows, x[group][row].
-template <class Product, int ROWS, int VECS>
-__attribute__((noinline, noclone)) void multiply_lines(
-    const uint32_t* x, const Lines& lines, float* c, int64_t c_stride, bool adds) {
-    decltype(Product::start()) sums[ROWS][VECS];
-#pragma GCC unroll 8
-    for (int row = 0; row < ROWS; ++row)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECS; ++v) sums[row][v] = Product::start();
-    for (int64_t part = 0; part < lines.parts; ++part) {
-        const uint8_t* at[VECS];
-#pragma GCC unroll 4
-        for (int v = 0; v < VECS; ++v) at[v] = lines.at[part][v];
-        for (int64_t offset = 0, end = lines.groups * lines.stride; offset < end; offset += lines.stride, x += ROWS) {
-            VecInt words[VECS];
-#pragma GCC unroll 4
-            for (int v = 0; v < VECS; ++v)
-                words[v] = VECS == 1 ? load_int_first(at[v] + offset, lines.lanes) : load_int(at[v] + offset);
-#pragma GCC unroll 2
-            for (int half = 0; half < Product::kParts; ++half)
-#pragma GCC unroll 8
-                for (int row = 0; row < ROWS; ++row) {
-                    auto factor = Product::activation(x + row, half);
-#pragma GCC unroll 4
-                    for (int v = 0; v < VECS; ++v)
-                        sums[row][v] = Product::product(sums[row][v], factor, Product::weight(words[v], half));
-                }
-        }
-    }
-#pragma GCC unroll 8
-    for (int row = 0; row < ROWS; ++row)
-#pragma GCC unroll 4
-        for (int v = 0; v < VECS; ++v) store_sums(c + row * c_stride + v * kLanes, sums[row][v], adds);
-}
-
-template <class Product, int VECS>
-void multiply_lines(int rows, const uint32_t* x, const Lines& lines, float* c, int64_t c_stride, bool adds) {
-    switch (rows) {
-        case 1: return multiply_lines<Product, 1, VECS>(x, lines, c, c_stride, adds);
-        case 2: return multiply_lines<Product, 2, VECS>(x, lines, c, c_stride, adds);
-        case 3: return multiply_lines<Product, 3, VECS>(x, lines, c, c_stride, adds);
-#ifdef TROUPE_AVX512
-        case 4: return multiply_lines<Product, 4, VECS>(x, lines, c, c_stride, adds);
-        case 5: return multiply_lines<Product, 5, VECS>(x, lines, c, c_stride, adds);
-        case 6: return multiply_lines<Product, 6, VECS>(x, lines, c, c_stride, adds);
-#endif
-        default: __builtin_unreachable();
-    }
-}
-
 // Scores of a tile: `words` of the head times all keys.
 template <class Product>
 void multiply_keys(const Tile& tile, int64_t words, int rows, const uint32_t* queries, float* scores) {
@@ -251,7 +188,7 @@ void multiply_values(
         bool is_wide = dim - at >= kLineVecs * kLanes;
         if (dim - at < kLanes) lines.lanes = int(dim - at);
         auto* multiply = is_wide ? multiply_lines<Product, kLineVecs> : multiply_lines<Product, 1>;
-        multiply(rows, weights + first * groups * rows, lines, sums + at, stride, adds);
+        multiply(rows, weights + first * groups * rows * Product::kWords, lines, sums + at, stride, adds);
         at += (is_wide ? kLineVecs : 1) * kLanes;
     }
 }

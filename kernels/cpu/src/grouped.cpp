@@ -146,20 +146,11 @@ template void round_row(const bf16*, int64_t, int64_t, int, uint32_t*, GroupFact
 void multiply_codes(int32_t kind, const TileProduct& tile, int rows, bool is_spread) {
     with_grouped(kind, [&](auto grouped) {
         using Arithmetic = decltype(grouped);
-        switch (is_spread ? kCodeRows + rows : rows) {
-            case 1: return multiply_rows<Arithmetic, false, 1>(tile);
-            case 2: return multiply_rows<Arithmetic, false, 2>(tile);
-            case 3: return multiply_rows<Arithmetic, false, 3>(tile);
-            case 4: return multiply_rows<Arithmetic, false, 4>(tile);
-#ifdef TROUPE_AVX512
-            case 5: return multiply_rows<Arithmetic, false, 5>(tile);
-            case 6: return multiply_rows<Arithmetic, false, 6>(tile);
-#endif
-            case 2 * kCodeRows - 2: return multiply_rows<Arithmetic, true, kCodeRows - 2>(tile);
-            case 2 * kCodeRows - 1: return multiply_rows<Arithmetic, true, kCodeRows - 1>(tile);
-            case 2 * kCodeRows: return multiply_rows<Arithmetic, true, kCodeRows>(tile);
-            default: __builtin_unreachable();
-        }
+        constexpr int kFewest = kCodeRows - 3;  // rows of a spread panel are more
+        if (is_spread)
+            with_rows<3>(rows - kFewest, [&](auto count) { multiply_rows<Arithmetic, true, kFewest + count>(tile); });
+        else
+            with_rows<kCodeRows>(rows, [&](auto count) { multiply_rows<Arithmetic, false, count>(tile); });
     });
 }
 

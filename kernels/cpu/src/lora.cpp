@@ -81,12 +81,8 @@ void add_panel(const LoraPart& part, int64_t panel, const float* low, int64_t st
 // Call `body(integral constant rows, first row)` for blocks of at most kRows rows.
 template <class Body>
 void for_row_blocks(int64_t num_rows, const Body& body) {
-    for (int64_t row = 0; row < num_rows; row += kRows) switch (std::min<int64_t>(kRows, num_rows - row)) {
-        case 4: body(std::integral_constant<int, 4>(), row); break;
-        case 3: body(std::integral_constant<int, 3>(), row); break;
-        case 2: body(std::integral_constant<int, 2>(), row); break;
-        default: body(std::integral_constant<int, 1>(), row);
-    }
+    for (int64_t row = 0; row < num_rows; row += kRows)
+        with_rows<kRows>(int(std::min<int64_t>(kRows, num_rows - row)), [&](auto count) { body(count, row); });
 }
 
 template <class Weight, class X>

@@ -39,48 +39,46 @@ constexpr int kMaxPanels = 1;
 // Codes have two vectors of outputs at a time, and sums of 16 bits without an instruction that adds products in 32.
 constexpr int kCodeRows = kMaxRows < 4 ? 4 : kMaxRows;
 
+// Call `body(integral constant rows)`.
+template <int MOST, class Body>
+inline void with_rows(int rows, const Body& body) {
+    if constexpr (MOST > 1)
+        if (rows < MOST) return with_rows<MOST - 1>(rows, body);
+    body(std::integral_constant<int, MOST>());
+}
+
 // An arithmetic says how a word of weights meets a word of activations. `kParts` counts the passes over the words of
 // a group; `kWords` the 32-bit words per row and group of packed activations.
 
 // float32 activations and weights; groups of 1.
 struct Float32 {
     static constexpr int kGroup = 1, kParts = 1, kWords = 1;
-    static Vec weight(const uint8_t* w, int) { return load(reinterpret_cast<const float*>(w)); }
-    static Vec activation(const uint32_t* x, int) { return splat(*reinterpret_cast<const float*>(x)); }
-    static Vec product(Vec acc, Vec x, Vec w) { return fma(x, w, acc); }
-};
-
-// float32 activations, weights that bfloat16 holds exactly; groups of 2. The sums are those of Float32, bit for bit.
-struct Float32Half {
-    static constexpr int kGroup = 2, kParts = 2, kWords = 2;
-    static Vec weight(const uint8_t* w, int part) {
-        VecInt words = load_int(w);
-        return as_float(part ? upper_16(words) : shift_left_16(words));
-    }
+    static Vec start() { return zero(); }
+    static Vec weight(VecInt words, int) { return as_float(words); }
     static Vec activation(const uint32_t* x, int part) { return splat(reinterpret_cast<const float*>(x)[part]); }
     static Vec product(Vec acc, Vec x, Vec w) { return fma(x, w, acc); }
 };
 
+// float32 activations, weights that bfloat16 holds exactly; groups of 2. The sums are those of Float32, bit for bit.
+struct Float32Half : Float32 {
+    static constexpr int kGroup = 2, kParts = 2, kWords = 2;
+    static Vec weight(VecInt words, int part) { return as_float(part ? upper_16(words) : shift_left_16(words)); }
+};
+
 // bfloat16 activations and weights; groups of 2.
-struct BFloat16 {
-    static constexpr int kGroup = 2, kWords = 1;
 #ifdef TROUPE_BF16
-    static constexpr int kParts = 1;
-    static VecInt weight(const uint8_t* w, int) { return load_int(w); }
+struct BFloat16 : Float32 {
+    static constexpr int kGroup = 2, kParts = 1, kWords = 1;
+    static VecInt weight(VecInt words, int) { return words; }
     static VecInt activation(const uint32_t* x, int) { return splat_int(int32_t(*x)); }
     static Vec product(Vec acc, VecInt x, VecInt w) { return add_bf16_products(acc, x, w); }
-#else
-    static constexpr int kParts = 2;
-    static Vec weight(const uint8_t* w, int part) { return Float32Half::weight(w, part); }
-    static Vec activation(const uint32_t* x, int part) {
-        uint32_t bits = part ? *x & 0xffff0000u : *x << 16;
-        float value;
-        std::memcpy(&value, &bits, 4);
-        return splat(value);
-    }
-    static Vec product(Vec acc, Vec x, Vec w) { return fma(x, w, acc); }
-#endif
 };
+#else
+struct BFloat16 : Float32Half {
+    static constexpr int kWords = 1;
+    static Vec activation(const uint32_t* x, int part) { return weight(splat_int(int32_t(*x)), part); }
+};
+#endif
 
 // float32 activations and weights, each as the sum of two numbers of bfloat16, high and low. Of their four products
 // high * high, low * high and high * low are one product of bfloat16 with three times the inputs; low * low is less than
@@ -130,8 +128,8 @@ struct GroupFactors {
     int32_t start;
 };
 
-// c[row][output] = x[row][:] . w[output][:], or += where `adds`, for `rows` rows packed together (at most kBlockRows) and
-// `panels` neighbouring panels (at most kPanels). Tiles write whole: they overwrite rows of c up to the next multiple of kTileRows, and never add.
+// c[row][output] = x[row][:] . w[output][:] for `rows` rows packed together (at most kBlockRows) and `panels` neighbouring
+// panels (at most kPanels). Tiles write whole: they overwrite rows of c up to the next multiple of kTileRows.
 struct TileProduct {
     const uint32_t* x;
     const uint8_t* w;
@@ -139,7 +137,6 @@ struct TileProduct {
     int64_t num_groups;
     float* c;
     int64_t c_stride;  // words from row to row
-    bool adds;
     const GroupFactors* factors = nullptr;  // [group][row], for codes only
     int64_t group_size = 0;
 };

@@ -120,7 +120,7 @@ template <class Arithmetic>
 void multiply_block(
     const Operands<Arithmetic>& operands, const Linear& linear, const PackedRows& packed, int64_t start, int size,
     const uint8_t* weights, int64_t panel_stride, int panels, float* sums, int64_t width) {
-    TileProduct product{packed.words + start * operands.row_words, weights, panel_stride, operands.num_groups, sums, width, false,
+    TileProduct product{packed.words + start * operands.row_words, weights, panel_stride, operands.num_groups, sums, width,
         packed.factors + start * operands.row_factors, linear.group_size};
     if constexpr (kIsCodes<Arithmetic>)
         multiply_codes(linear.kind, product, size, std::is_same_v<Arithmetic, SpreadCodes>);

@@ -51,18 +51,6 @@ inline void from_float(float x, bf16* out) { *out = to_bf16(x); }
 
 namespace troupe {
 
-#ifndef __aarch64__
-inline float read_half(const uint8_t* p) {
-    uint16_t half;
-    std::memcpy(&half, p, 2);
-    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
-}
-inline void write_half(uint8_t* p, float value) {
-    uint16_t half = uint16_t(_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(value), _MM_FROUND_TO_NEAREST_INT), 0));
-    std::memcpy(p, &half, 2);
-}
-#endif
-
 #ifndef TROUPE_AVX512
 template <class T>
 inline Vec load_first(const T* p, int n) {

@@ -158,7 +158,6 @@ inline int32x4_t add_products(int32x4_t sum, int8x16_t a, int8x16_t b) {
 inline VecInt add_products(VecInt sum, VecInt a, VecInt b) {
     return {add_products(sum.low, as_bytes(a.low), as_bytes(b.low)), add_products(sum.high, as_bytes(a.high), as_bytes(b.high))};
 }
-inline VecInt add_signed(VecInt sum, VecInt a, VecInt b) { return add_products(sum, a, b); }
 
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
 #define TROUPE_BF16 1
