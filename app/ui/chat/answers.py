@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,10 @@ logger = logging.getLogger("troupe.ui")
 KEEP_S = 600.0
 MAX_KEPT = 512  # answers that have ended
 SAVE_S = 1.0
+# An answer loops when it ends in four copies of at most so many characters, and at least so many characters are copies.
+MAX_PERIOD, NUM_COPIES, MIN_LOOP_CHARS = 400, 4, 60
+PERIODS = range(1, MAX_PERIOD + 1)
+HEADING = re.compile(r"\n\n\*\*[^*\n]+\*\*\n\n")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -163,5 +168,28 @@ def join_outputs(outputs: Mapping[str, RequestOutput], is_over: bool) -> Request
     choices = {name: output.outputs[0] for name, output in outputs.items()}
     text = "\n\n".join(f"**{name}**\n\n{choice.text}" for name, choice in choices.items())
     token_ids = [token_id for choice in choices.values() for token_id in choice.token_ids]
-    whole = replace(first.outputs[0], text=text, token_ids=token_ids, logprobs=None)
+    reasons = {choice.finish_reason for choice in choices.values()}
+    reason = "length" if "length" in reasons else first.outputs[0].finish_reason
+    whole = replace(
+        first.outputs[0], text=text, token_ids=token_ids, logprobs=None, finish_reason=reason if is_over else None
+    )
     return replace(first, outputs=[whole], finished=is_over)
+
+
+def split_joined(text: str, names: Sequence[str]) -> dict[str, str]:
+    """Return what each model wrote of a text that `join_outputs` made; of another text, all of it for each model."""
+    heading = re.compile(rf"(?:\A|\n\n)\*\*({'|'.join(map(re.escape, names))})\*\*\n\n")
+    start, *parts = heading.split(text)
+    found = dict(zip(parts[::2], parts[1::2], strict=True))
+    return {name: start if start else found.get(name, "") for name in names}
+
+
+def is_looping(text: str) -> bool:
+    """Return whether the text, or one model's part of it, ends in copies of the same words."""
+    return any(_ends_in_copies(part.rstrip(), period) for part in HEADING.split(text) for period in PERIODS)
+
+
+def _ends_in_copies(text: str, period: int) -> bool:
+    size = max(period * NUM_COPIES, MIN_LOOP_CHARS)
+    end = text[-size:]
+    return len(end) == size and end[period:] == end[:-period]

@@ -22,7 +22,7 @@ from app.extraction.choices import describe_position
 from app.reasoning import Thinking, gate_grammar, prepare_prompt
 from app.store import Store, StoreError
 from app.ui.chat import store as chats
-from app.ui.chat.answers import Answer, Answers, join_streams
+from app.ui.chat.answers import Answer, Answers, is_looping, join_streams, split_joined
 from app.ui.chat.attachments import is_image, load_images, read_files
 from app.ui.chat.branches import Node, find_place, join
 from app.ui.chat.conversation import (
@@ -287,17 +287,21 @@ class ChatRun:
         self, answer: Answer, history: History, settings: Settings, session: str
     ) -> AsyncGenerator[RequestOutput | None, None]:
         names = settings.models or [self.engine.model_name]
-        streams = {name: self._generate_by(name, answer, history, settings, session) for name in names}
+        before = split_joined(answer.before, names) if len(names) > 1 else {names[0]: answer.before}
+        streams = {
+            name: self._generate_by(name, answer, before[name], history, settings, session) for name in names
+        }
         stream = join_streams(streams) if len(names) > 1 else streams[names[0]]
         async with aclosing(pace(stream, self.interval_s)) as outputs:
             async for output in outputs:
                 yield output
 
     async def _generate_by(
-        self, name: str, answer: Answer, history: History, settings: Settings, session: str
+        self, name: str, answer: Answer, before: str, history: History, settings: Settings, session: str
     ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield the outputs of one model; their texts begin with the text `before` that the answer goes on with."""
         async with self.models.hold(name) as (engine, lora_request):
-            prompt_ids, params = await self._prepare(engine, answer, history, settings)
+            prompt_ids, params = await self._prepare(engine, answer, before, history, settings)
             # A separate cache salt, so that one visitor's prompts never show in another's cache timings.
             stream = engine.generate(
                 prompt_ids, params, cache_salt=f"session-{session}", priority=int(settings.priority),
@@ -305,18 +309,19 @@ class ChatRun:
             )
             async with aclosing(stream) as outputs:
                 async for output in outputs:
-                    yield output
+                    written = output.outputs[0]
+                    yield replace(output, outputs=[replace(written, text=before + written.text)]) if before else output
 
     async def _prepare(
-        self, engine: Engine, answer: Answer, history: History, settings: Settings
+        self, engine: Engine, answer: Answer, before: str, history: History, settings: Settings
     ) -> tuple[list[int], SamplingParams]:
         tokenizer = engine.tokenizer
         if tokenizer is None:
             raise InvalidRequest("this engine runs without a tokenizer and has no chat")
         messages, thinking = to_model_messages(history, settings.system_prompt), None
         options: dict[str, Any] = {}
-        if answer.before:
-            messages.append({"role": "assistant", "content": answer.before})
+        if before:
+            messages.append({"role": "assistant", "content": before})
             options = {"add_generation_prompt": False, "continue_final_message": True}
         if tokenizer.has_chat_template:
             messages = await asyncio.to_thread(load_images, messages)
@@ -328,7 +333,7 @@ class ChatRun:
             answer.thinking = thinking if is_shown else replace(thinking or Thinking(is_open=False), is_shown=False)
         else:
             text = "\n\n".join(m["content"] for m in messages)
-            prompt_ids = await engine.encode(text if answer.before else f"{text}\n\n")
+            prompt_ids = await engine.encode(text if before else f"{text}\n\n")
         params = make_sampling_params(settings, len(prompt_ids), engine.resolved.max_model_len)
         if thinking is not None:
             # The end mark of reasoning may be a special token, and a grammar begins after it.
@@ -345,7 +350,7 @@ def is_running(turn: Turn | None) -> bool:
 
 def write(answer: Answer) -> History:
     """Return the messages of an answer so far; none before its first token."""
-    written = answer.before + ("" if answer.output is None else answer.output.outputs[0].text)
+    written = answer.before if answer.output is None else answer.output.outputs[0].text
     return [] if answer.output is None and not written else answer_messages(written, answer.thinking)
 
 
@@ -358,6 +363,8 @@ def conclude(answer: Answer) -> History:
         return [answer_message(answer.before), figures_message("stopped", answer.answer_id)]
     figures = describe_output(output)
     line = figures if output.finished else f"{figures} · stopped"
+    if not line.endswith("complete") and is_looping(output.outputs[0].text):
+        line += ": it repeated itself"
     return [*end_reasoning(write(answer)), figures_message(line, answer.answer_id)]
 
 

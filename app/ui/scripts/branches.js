@@ -29,11 +29,11 @@ const place = () => {
     ends.set(row, node);
   }
 };
-// A button behind the figures of the last answer, if that was cut off.
+// A button behind the figures of the last answer, if that was cut off or stopped.
 const more = make("button", { type: "button", class: "go-on", onclick: () => trigger("go_on") }, "Continue");
 const offerMore = () => {
   const row = [...document.querySelectorAll("#chatbot .message-row")].at(-1), line = row?.querySelector(".thought-group");
-  const isCut = line?.textContent.includes("cut off at the token limit") && !document.querySelector("#growing .message-row");
+  const isCut = /cut off at the token limit|\bstopped\b/.test(line?.textContent) && !document.querySelector("#growing .message-row");
   if (!isCut) more.remove();
   else if (line.nextSibling !== more) line.after(more);
 };
