@@ -144,15 +144,16 @@ class RoundedRows:
 
 @dataclass(frozen=True, slots=True)
 class ChangedRows:
-    """The rows of a matrix in another order or another form; see `GroupedInt.convert`."""
+    """Rows of a matrix in another order or another form; see `GroupedInt.convert`."""
 
     source: GroupedRows
     form: Form
-    order: Tensor | None = None  # [out] int64
+    order: Tensor | None = None  # [out] int64, rows of the source
 
     @property
     def shape(self) -> torch.Size:
-        return self.source.shape
+        num_rows, num_inputs = self.source.shape
+        return torch.Size((num_rows if self.order is None else len(self.order), num_inputs))
 
     def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
         """As `GroupedRows`."""

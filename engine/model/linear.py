@@ -158,13 +158,21 @@ class Linear(nn.Module):
         given, self._given = self._given, {}
         if not given:
             return memory
-        parts = [(given[part], self._orders.get(part)) for part in self._parts]
+        parts = [(given[part], self._find_rows(part)) for part in self._parts]
         is_coded = [not isinstance(tensor, Tensor) for tensor, _ in parts]
         if not all(is_coded) and not (quantization is not None and any(is_coded)):
             values = [_read_values(tensor, order) for tensor, order in parts]
             return values[0] if len(values) == 1 else torch.cat(values)
         sources = [_order_rows(tensor, order) for tensor, order in parts]
         return StackedRows(align(sources, find_most_bits(quantization)))
+
+    def _find_rows(self, part: str) -> Tensor | None:
+        """Return the checkpoint's row of each row of a part; None: as they are."""
+        order, shard = self._orders.get(part), self._shards.get(part)
+        if shard is None:
+            return order
+        rows = shard.take(torch.arange(shard.size))
+        return rows if order is None else rows[order]
 
     def repack(self, old: Ops, new: Ops, quantization: Quantization | None) -> None:
         if self._shared is not None:
@@ -182,7 +190,7 @@ class Linear(nn.Module):
             memory = self.weight[row : row + rows]
             shard = self._shards.get(part)
             matrix_part = MatrixPart(self, row, rows, order, shard)
-            keep = None if self._shards else partial(self.keep, part)  # all parts are kept, or none
+            keep = partial(self.keep, part)
             targets[f"{prefix}weight"] = WeightTarget(memory, shard, order=order, keep=keep, part=matrix_part)
             if self.bias is not None:
                 targets[f"{prefix}bias"] = WeightTarget(self.bias[row : row + rows], shard, order=order)

@@ -22,6 +22,7 @@ from engine.parallel.shared_memory import SharedMemoryComm, make_memory, make_pi
 from kernels.cpu import make_native_ops
 from kernels.torch import experts
 from tests.engine.model.drive import Driver, compute_expected, make_prompt, make_transformers_model, save
+from tests.engine.model.formats.test_packed import CODES, FORMATS, write_checkpoint
 from tests.engine.model.test_moe_families import save_mxfp4
 from tests.kernels.cpu.conftest import require_library
 
@@ -124,6 +125,22 @@ def test_quantized_ranks_have_the_bits_of_one_rank(quantization: str, family: st
     one = compute_logits(folder, quantization, Sharding(is_sliced=True))
     for size in (2, 4):
         assert torch.equal(run_ranks(size, partial(compute_logits, folder, quantization))[0], one)
+
+
+@pytest.mark.parametrize("method", FORMATS)
+def test_ranks_keep_the_codes_of_their_rows(method: str, tmp_path: Path) -> None:
+    """Matrices whose inputs are divided are decoded."""
+    _, decoded = write_checkpoint(tmp_path, method)
+
+    def run(sharding: Sharding) -> tuple[Any, Tensor]:
+        model = load_model(tmp_path, ops=limit_ops(make_native_ops(require_library(), 1)), sharding=sharding)
+        return model.layers[0].mlp.gate_up_proj, drive(model)
+
+    _, one = run(Sharding(is_sliced=True))
+    (_, logits), (second, _) = run_ranks(2, run)
+    assert second.packed.kind in CODES[method] and torch.equal(logits, one)
+    gate = decoded["model.layers.0.mlp.gate_proj.weight"].chunk(2)[1]
+    torch.testing.assert_close(second.unpack().chunk(2)[0], gate, atol=0.02 if method == "fp8" else 1e-3, rtol=0)
 
 
 def test_each_rank_holds_its_part_of_every_divided_matrix(tmp_path: Path) -> None:
