@@ -59,9 +59,16 @@ def base_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="package")
-def lasting_url() -> Iterator[str]:
-    """A server whose answers take minutes, on any machine: made-up tokens, 16 a second."""
-    yield from start_server("app", "--mock-step-ms", "60", "--core", "local")
+def flag(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that makes the next step of the lasting server fail."""
+    return tmp_path_factory.mktemp("fragile") / "break"
+
+
+@pytest.fixture(scope="package")
+def lasting_url(flag: Path) -> Iterator[str]:
+    """A server whose answers take minutes, on any machine: made-up tokens, 8 a second; two run and one waits."""
+    limits = ("--max-num-seqs", "2", "--max-num-waiting", "1")
+    yield from start_server("tests.browser.fragile_app", str(flag), "--mock-step-ms", "120", "--core", "local", *limits)
 
 
 def start_server(module: str = "app", *arguments: str) -> Iterator[str]:
@@ -75,8 +82,8 @@ def run_server(module: str = "app", *arguments: str, port: int = 0) -> Iterator[
     """Run a server with the demo model; yields its process and its address."""
     if not (ROOT / "assets" / "demo_model" / "model.safetensors").exists():
         pytest.skip("assets/demo_model has no weights")
-    command = [sys.executable, "-m", module, *arguments, "--port", str(port)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+    command = [sys.executable, "-m", module, "serve", *arguments, "--port", str(port), "--shutdown-grace-s", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         try:
             line = next((line for line in server.stdout if line.startswith(READY)), None)

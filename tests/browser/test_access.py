@@ -8,7 +8,7 @@ from tests.browser.test_extract_page import INVOICE
 
 MAX_TABS = 120
 SAMPLES = sorted((Path(__file__).resolve().parents[2] / "assets" / "samples").glob("event_*.txt"))
-SIZES = ((1440, 900), (820, 1100), (390, 844))  # a desktop, a tablet, a phone
+SIZES = ((1440, 900), (390, 844))  # a desktop, a phone
 WRITTEN = """A loop:
 
 ```python

@@ -3,31 +3,9 @@
 import json
 import threading
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from tests.browser.conftest import open_site, start_server
 from tests.browser.site import PATIENCE_S, Site
-
-
-@pytest.fixture(scope="module")
-def flag(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that makes the fragile server's next step fail."""
-    return tmp_path_factory.mktemp("fragile") / "break"
-
-
-@pytest.fixture(scope="module")
-def small_url(flag: Path) -> Iterator[str]:
-    """A server that runs one request, lets one wait, and can be broken."""
-    yield from start_server("tests.browser.fragile_app", str(flag), "--max-num-seqs", "1", "--max-num-waiting", "1")
-
-
-@pytest.fixture
-def small(desk: Any, small_url: str) -> Iterator[Site]:
-    yield from open_site(desk, small_url)
 
 
 def error_of(site: Site) -> str:
@@ -54,32 +32,34 @@ def occupy(url: str, is_over: threading.Event, max_tokens: int = 1900) -> None:
             is_over.wait(0.2)
 
 
-def test_a_full_queue_says_when_to_try_again(small: Site) -> None:
+def test_a_full_queue_says_when_to_try_again(lasting: Site) -> None:
+    lasting.limit_answers(3)
     is_over = threading.Event()
-    crowd = [threading.Thread(target=occupy, args=(small.base_url, is_over)) for _ in range(2)]
+    crowd = [threading.Thread(target=occupy, args=(lasting.base_url, is_over)) for _ in range(3)]
     try:
         for each in crowd:
             each.start()
-        small.wait_for(lambda: small.num_running() == 1 and small.num_waiting() == 1)
-        small.ask("Hello!")
-        said = error_of(small)
+        lasting.wait_for(lambda: lasting.num_running() == 2 and lasting.num_waiting() == 1)
+        lasting.ask("Hello!")
+        said = error_of(lasting)
         assert "The queue is full." in said and "Try again in" in said
     finally:
         is_over.set()
         for each in crowd:
             each.join()
-    small.wait_for(lambda: small.num_running() == 0)
-    small.page.get_by_role("button", name="Retry").click()
-    small.figures.wait_for()
+    lasting.wait_for(lambda: lasting.num_running() == 0)
+    lasting.page.get_by_role("button", name="Retry").click()
+    lasting.figures.wait_for()
 
 
-def test_an_engine_that_restarts_says_so_and_goes_on_with_the_answer(small: Site, flag: Path) -> None:
+def test_an_engine_that_restarts_says_so_and_goes_on_with_the_answer(lasting: Site, flag: Path) -> None:
+    lasting.limit_answers(3)
     flag.touch()
-    small.ask("Hello!")
-    small.page.locator(".strip .state.restarting").wait_for()
+    lasting.ask("Hello!")
+    lasting.page.locator(".strip .state.restarting").wait_for()
     flag.unlink()
-    small.page.locator(".strip .state.ready").wait_for()
-    small.figures.wait_for()
+    lasting.page.locator(".strip .state.ready").wait_for()
+    lasting.figures.wait_for()
 
 
 def test_a_file_that_is_no_text_is_named_in_the_chat_and_in_the_workbench(site: Site, tmp_path: Path) -> None:
