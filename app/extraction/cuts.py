@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from app.extraction.bounds import ARRAY_LIMITS, STRING_LIMITS, BoundedSchema, count_digits
+from app.extraction.flags import LOOPED
 from app.extraction.grounding import Evidence
+from app.extraction.loops import NUM_COPIES, find_period
 from app.extraction.pointers import escape_pointer
 from app.extraction.prompt import Schema
 from app.extraction.schema_places import list_places
@@ -32,13 +34,16 @@ def list_cuts(
     notes: list[str] = []
     for pointer, value in _walk("", record):
         if isinstance(value, str) and max_length is not None and 2 * len(value) > max_length:
-            if _is_cut(value, max_length, evidence.get(pointer), text) and _is_open(schema, pointer, STRING_LIMITS):
+            found = evidence.get(pointer)
+            if _is_cut(value, max_length, found, text) and _is_open(schema, pointer, STRING_LIMITS):
                 end = f"ends at the added limit of {max_length} characters"
                 near = f", after {len(value)}" if len(value) < max_length else ""
-                notes.append(f"{pointer or '/'} {end}{near}{ADVICE}")
+                is_loop = (found is None or found.match == "none") and find_period(value, len(value) // NUM_COPIES)
+                why = f", {LOOPED}" if is_loop else ADVICE
+                notes.append(f"{pointer or '/'} {end}{near}{why}")
         elif isinstance(value, list) and len(value) == max_items and _is_open(schema, pointer, ARRAY_LIMITS):
             is_loop = all(item == value[-1] for item in value[-MIN_REPEATS:])
-            end = ", because the model repeats itself" if is_loop else ADVICE
+            end = f", {LOOPED}" if is_loop else ADVICE
             notes.append(f"{pointer or '/'} ends at the added limit of {max_items} items{end}")
         elif side := _find_full_side(value, limits, evidence.get(pointer)):
             notes.append(f"{pointer or '/'} ends at the added limit of {limits[side]} {side}{ADVICE}")

@@ -246,11 +246,12 @@ class Extractor:
         confidence = self._confidence(completion, seen.leaves)
         evidence = find_evidence(seen.leaves, text)
         checks, sure_from = run_checks(schema, record, text), self.sure_from
+        notes = (*notes, *list_cuts(schema, bounds, record, evidence, text))
         return ExtractionResult(
             source=source, record=record, raw=completion.text, valid=not errors, errors=errors,
             finish_reason=reason, confidence=confidence, evidence=evidence, leaves=tuple(seen.leaves),
-            bounds=bounds, notes=(*notes, *list_cuts(schema, bounds, record, evidence, text)), checks=checks,
-            flags=find_flags(schema, seen.leaves, confidence, evidence, checks, sure_from),
+            bounds=bounds, notes=notes, checks=checks,
+            flags=find_flags(schema, seen.leaves, confidence, evidence, checks, sure_from, notes),
             sure_from=sure_from, output=output, usage=Usage.of(output),
         )
 
@@ -315,5 +316,5 @@ def make_again(schema: Schema, text: str, result: ExtractionResult, record: Any)
     return replace(
         result, record=record, raw=raw, valid=not errors, errors=errors, evidence=evidence,
         leaves=tuple(leaves), checks=checks,
-        flags=find_flags(schema, leaves, result.confidence, evidence, checks, result.sure_from),
+        flags=find_flags(schema, leaves, result.confidence, evidence, checks, result.sure_from, result.notes),
     )

@@ -1,10 +1,11 @@
 """Flags: the values of a record that a person should check, each with its reasons.
 
 A value is flagged if the text does not show it, if the model was unsure, if another field uses the same place of the
-text, if its item repeats an earlier one without a place of its own, or if a check across fields fails. Values that
-are chosen (enum, true, false) need not be in the text. Below LOW_CONFIDENCE, on the project's hand-written and unseen
-sets, fewer than about three of four values of the demo model were right; for other models approved records give such a
-bound. Without one the confidence only ranks the values: the lowest third is flagged.
+text, if its item repeats an earlier one without a place of its own, if the model repeated itself behind it, or if a
+check across fields fails. Values that are chosen (enum, true, false) need not be in the text. Below LOW_CONFIDENCE, on
+the project's hand-written and unseen sets, fewer than about three of four values of the demo model were right; for
+other models approved records give such a bound. Without one the confidence only ranks the values: the lowest third is
+flagged.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from app.extraction.checks import Check
 from app.extraction.grounding import Evidence
 from app.extraction.json_spans import Leaf, Path
+from app.extraction.pointers import escape_pointer
 from app.extraction.prompt import Schema
 from app.extraction.schema_places import list_places
 
@@ -25,18 +27,23 @@ UNSURE = "the model was unsure"
 LEAST_SURE = "the model was least sure here"
 SHARE_OF_LEAST_SURE = 1 / 3
 SHARED = "shares its place in the text with another field"
+LOOPED = "because the model repeated itself"  # in the notes on lists and texts that were ended
+ENDED = "the model repeated itself here; what follows may be missing"
 REPEATED = "repeats an item before it, which the text does not repeat"
 
 
 def find_flags(
     schema: Schema, leaves: Sequence[Leaf], confidence: Mapping[str, float],
     evidence: Mapping[str, Evidence], checks: Iterable[Check] = (), sure_from: float | None = LOW_CONFIDENCE,
+    notes: Iterable[str] = (),
 ) -> dict[str, tuple[str, ...]]:
     """Reasons by JSON pointer, in the order of the record.
 
     Args:
         sure_from: the confidence from which on values may pass unseen; None if it was not measured.
+        notes: of the record; they name the lists and texts that were ended.
     """
+    ended = _list_ended(leaves, notes)
     shared, repeated = _list_shared(evidence), list_repeated(leaves, evidence)
     least = _list_least_sure(confidence) if sure_from is None else set()
     bound = sure_from or 0.0
@@ -56,6 +63,8 @@ def find_flags(
             reasons.append(UNSURE)
         elif leaf.pointer in least:
             reasons.append(LEAST_SURE)
+        if leaf.pointer in ended:
+            reasons.append(ENDED)
         if leaf.pointer in repeated:
             reasons.append(REPEATED)
         elif leaf.pointer in shared:
@@ -75,6 +84,21 @@ def _list_least_sure(confidence: Mapping[str, float]) -> set[str]:
     """Return the pointers of the lowest third, without those of which the model was certain."""
     unsure = sorted((sure, pointer) for pointer, sure in confidence.items() if sure < LOW_CONFIDENCE)
     return {pointer for _, pointer in unsure[: math.ceil(len(confidence) * SHARE_OF_LEAST_SURE)]}
+
+
+def _list_ended(leaves: Sequence[Leaf], notes: Iterable[str]) -> set[str]:
+    """Return the pointers of the last values of what the notes say was ended in a loop."""
+    looped = [note for note in notes if LOOPED in note]
+    last = {
+        "".join(f"/{escape_pointer(str(step))}" for step in leaf.path[:at]) or "/": leaf.pointer
+        for leaf in leaves if looped
+        for at in range(len(leaf.path) + 1)
+    }
+    return {
+        pointer
+        for place, pointer in last.items()
+        if any(note.startswith((f"{place} was ended", f"{place} ends at")) for note in looped)
+    }
 
 
 def _list_shared(evidence: Mapping[str, Evidence]) -> set[str]:

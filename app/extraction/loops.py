@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.extraction.flags import is_chosen, list_repeated
+from app.extraction.flags import LOOPED, is_chosen, list_repeated
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import Scan, scan
 from app.extraction.pointers import escape_pointer
@@ -76,15 +76,15 @@ class LoopWatch:
     @property
     def notes(self) -> tuple[str, ...]:
         return tuple(
-            f"/{'/'.join(map(escape_pointer, names))} was ended after item {length}, because the model repeated "
-            "itself; items may be missing"
+            f"/{'/'.join(map(escape_pointer, names))} was ended after item {length}, {LOOPED}; "
+            "items may be missing"
             for names, length in self.lengths
         )
 
 
-def find_period(items: list[Any]) -> int:
+def find_period(items: Sequence[Any], max_period: int = MAX_PERIOD) -> int:
     """Return how many items repeat at the end of a list; 0 if none do. The last one may be incomplete."""
-    for period in range(1, MAX_PERIOD + 1):
+    for period in range(1, max_period + 1):
         for end in (len(items), len(items) - 1):
             tail = items[max(end - period * NUM_COPIES, 0) : end]
             if len(tail) == period * NUM_COPIES and tail[period:] == tail[:-period]:

@@ -46,6 +46,7 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult], te
     leaves, checks = scan(raw).leaves, run_checks(schema, record, text)
     reasons = [result.finish_reason for result in results if result.finish_reason != "stop"]
     note = f"read in {len(parts)} overlapping parts; single values come from the part that was surest of them"
+    notes = (note, *merger.notes, *dict.fromkeys(note for result in results for note in result.notes))
     return replace(
         results[0],
         record=record,
@@ -57,10 +58,10 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult], te
         evidence=merger.evidence,
         leaves=tuple(leaves),
         checks=checks,
-        flags=find_flags(schema, leaves, merger.confidence, merger.evidence, checks, results[0].sure_from),
+        flags=find_flags(schema, leaves, merger.confidence, merger.evidence, checks, results[0].sure_from, notes),
         # One part may have been read without limits.
         bounds=BoundedSchema(results[0].bounds.schema, tuple(dict.fromkeys(added))),
-        notes=(note, *merger.notes, *dict.fromkeys(note for result in results for note in result.notes)),
+        notes=notes,
         output=None,
     )
 

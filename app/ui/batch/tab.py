@@ -113,17 +113,19 @@ class BatchTab:
         self.review.connect(self.records, [self.progress, self.records, *self.downloads])
 
     def _build_inputs(self) -> None:
-        self.files = gr.File(
-            label="CSV, JSONL, texts or PDFs", file_count="multiple", file_types=FILE_TYPES, height=150,
-            elem_id="batch-files",
-        )
-        # Without file_types, with which Gradio would refuse a whole folder for one unsupported file.
-        self.folder = gr.UploadButton("Open a folder", file_count="directory", size="sm")
-        self.column = gr.Dropdown([], label="Column with the text", interactive=True)
-        self.schema = gr.Dropdown(
-            [AS_IN_EXTRACT, *self.examples.schemas], value=AS_IN_EXTRACT, label="Schema of a record"
-        )
-        self.reader.build()
+        # Its heading is there on small screens only, where batch.js folds it when files are open.
+        with gr.Accordion("Files, column and schema", elem_id="batch-inputs", elem_classes="fold"):
+            self.files = gr.File(
+                label="CSV, JSONL, texts or PDFs", file_count="multiple", file_types=FILE_TYPES, height=150,
+                elem_id="batch-files",
+            )
+            # Without file_types, with which Gradio would refuse a whole folder for one unsupported file.
+            self.folder = gr.UploadButton("Open a folder", file_count="directory", size="sm")
+            self.column = gr.Dropdown([], label="Column with the text", interactive=True)
+            self.schema = gr.Dropdown(
+                [AS_IN_EXTRACT, *self.examples.schemas], value=AS_IN_EXTRACT, label="Schema of a record"
+            )
+            self.reader.build()
         with gr.Row():
             self.trial = gr.Button(f"Try the first {NUM_PREVIEWED}", interactive=False, min_width=120)
             self.run_button = gr.Button(

@@ -7,9 +7,11 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from app.extraction.flags import ENDED
 from app.extraction.pointers import escape_pointer
 from app.extraction.sources import Table
 from app.ui.batch.run import BatchRun
+from app.ui.extract.record_view import STOPPED
 
 NUM_PREVIEWED = 5
 # Rows shown on the page, because thousands make it slow. The downloads have all rows.
@@ -64,11 +66,14 @@ def render_progress(run: BatchRun) -> str:
     """Return the progress as a bar and one line of figures."""
     records = run.records.values()
     num_done, num_rows, seconds = len(records), run.num_rows, run.seconds
-    num_valid, num_failed = sum(each["valid"] for each in records), sum("error" in each for each in records)
+    num_ended, num_failed = sum(map(_is_ended, records)), sum("error" in each for each in records)
+    num_valid = sum(each["valid"] and not _is_ended(each) for each in records)
     parts = [f"<b>{num_done:,}</b> of {num_rows:,} rows", f"{num_valid:,} valid", *_count_reviewed(run)]
     if num_failed:
         parts.append(f'<span class="bad">{num_failed:,} failed</span>')
-    if not_valid := num_done - num_valid - num_failed:
+    if num_ended:
+        parts.append(f'<span class="bad">{num_ended:,} {STOPPED}</span>')
+    if not_valid := num_done - num_valid - num_failed - num_ended:
         parts.append(f"{not_valid:,} not valid")
     if num_done:
         parts.append(f"{num_done / seconds:,.1f} rows/s")
@@ -152,12 +157,19 @@ def _render_record(number: int, record: dict[str, Any], columns: list[str]) -> s
         for name in columns
     )
     kind, word = ("plain", "valid") if record["valid"] else ("cut", record["finish_reason"])
+    if _is_ended(record):
+        kind, word = "cut", STOPPED
     if record.get("approved"):
         kind, word = "good", "approved"
     word = "not valid" if word == "stop" else "cut off" if word == "length" else word
     num_flags = len(record["flags"])
     flags = f'<span class="state cut">{num_flags} to check</span>' if num_flags else "–"
     return f'<tr>{head}<td><span class="state {kind}">{word}</span></td><td>{flags}</td>{cells}</tr>'
+
+
+def _is_ended(record: dict[str, Any]) -> bool:
+    """Return whether the model repeated itself in a valid record, and nobody has checked that yet."""
+    return bool(record["valid"]) and any(ENDED in reasons for reasons in record["flags"].values())
 
 
 def _mark(name: str, record: dict[str, Any]) -> str:
@@ -185,7 +197,7 @@ def _spell(value: Any) -> str:
 def _show(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         first = ", ".join(_spell(inner) for inner in value[0].values())
-        return f"<b>{len(value)} ×</b> {_clip(first)}{' …' if len(value) > 1 else ''}"
+        return f"<b>{len(value)} ×</b> <bdi>{_clip(first)}</bdi>{' …' if len(value) > 1 else ''}"
     return _clip(_spell(value))
 
 

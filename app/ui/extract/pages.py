@@ -43,6 +43,10 @@ class Opened:
         return self.path.suffix.lower() == ".pdf"
 
     @property
+    def is_table(self) -> bool:
+        return self.path.suffix.lower() in (".csv", ".tsv")
+
+    @property
     def is_photo(self) -> bool:
         return self.path.suffix.lower() in IMAGE_TYPES
 

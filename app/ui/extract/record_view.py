@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.extraction import Evidence, ExtractionResult, Leaf, describe_added
+from app.extraction.flags import ENDED
 from app.extraction.json_spans import Path
 from app.extraction.pointers import escape_pointer
 from app.extraction.review import Change
@@ -23,6 +24,7 @@ NO_SOURCE = (
     '<div class="empty"><p><b>Paste a text</b> under Text, or open a file.</p>'
     "<p>After an extraction it is shown here with its evidence marked.</p></div>"
 )
+STOPPED = "stopped: it repeated itself"
 HELP = "Enter: this value is right, on to the next. Alt and arrow: step. Esc: as before."
 
 
@@ -52,6 +54,8 @@ def _judge(shown: Shown) -> tuple[str, str, str]:
         if result.finish_reason == "length":
             return "cut", "cut off", result.errors[0].removeprefix("cut off: ")
         return "bad", "not valid", "; ".join(result.errors)
+    if any(ENDED in shown.reasons[pointer] for pointer in shown.to_check):
+        return "cut", STOPPED, "what it wrote before is shown; something may be missing"
     if shown.to_check:
         return "cut", "please check", "valid JSON; the marked values may be wrong"
     return "plain", "valid JSON", "fits the schema; whether it is right, only you can say"
@@ -278,7 +282,7 @@ def render_why(shown: Shown, pointer: str) -> str:
     reasons = shown.reasons.get(pointer, ())
     facts = [("Check", html.escape("; ".join(reasons)))] if reasons else []
     if evidence is not None:
-        quote = f"“{html.escape(evidence.quote[:160])}”"
+        quote = f"<bdi>“{html.escape(evidence.quote[:160])}”</bdi>"
         where = {"exact": quote, "normalised": f"{quote}, written differently"}.get(evidence.match, "not found")
         facts.append(("In the text", where))
     choice = shown.choices.get(shown.origin.get(pointer, ""))
@@ -310,7 +314,7 @@ def _render_undo(shown: Shown, pointer: str) -> str:
 def _render_weighed(weighed: tuple[str, float]) -> str:
     text, share = weighed
     percent = "< 0.1%" if share < 0.001 else f"{share:.1%}" if share < 0.9995 else "100%"
-    return f"<span><code>{html.escape(text)}</code> {percent}</span>"
+    return f"<span><bdi><code>{html.escape(text)}</code></bdi> {percent}</span>"
 
 
 def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: str) -> str:

@@ -121,7 +121,8 @@ class SchemaPanel:
         texts = {BLANK: BLANK_SCHEMA, **(saved or {}), **self.examples.schemas}
         shown = self.show(texts.get(name or BLANK, BLANK_SCHEMA))
         is_lost = name == BLANK or (self.find_name(_parse(before)) is None and before not in texts.values())
-        kept = {self.before: before, self.undo: gr.update(visible=is_lost)}
+        # Arrow keys pass other choices: what was lost before them stays to be brought back.
+        kept = {self.before: before, self.undo: gr.update(visible=True)} if is_lost else {}
         return {part: value for part, value in shown.items() if part is not self.chooser} | kept
 
     def bring_back(self, before: str) -> Views:

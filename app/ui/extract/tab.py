@@ -24,6 +24,7 @@ from app.ui.extract.approvals import read_trust, render_trust
 from app.ui.extract.desk import Update, find_first_page
 from app.ui.extract.pages import Opened, open_path, show_page
 from app.ui.extract.projects import is_same_text, list_recent, put_project, render_name
+from app.ui.extract.record_view import NO_SOURCE, render_badge, render_source
 from app.ui.extract.reliability import render_calibration
 from app.ui.extract.run import NO_TEXT, ExtractRun, add_example, choose_tab
 from app.ui.extract.saving import FILE_FORMATS, SAVE, save_record
@@ -36,6 +37,7 @@ from app.ui.scripts import read_script
 from engine import Engine
 
 FILE_TYPES = ["text", ".md", ".csv", ".log", ".xml", ".pdf", *OFFICE_TYPES]
+IN_BATCH = "read here as one text; in Batch each of its rows becomes a record"
 # The text that the page opens with.
 PROOF = "invoice 2"
 LEAD = (
@@ -336,6 +338,7 @@ class ExtractTab(ExtractRun):
         tab = "image" if is_photo else "page" if is_pdf and not text.strip() else "text"
         return {
             **self.clear(badge),
+            self.desk.marked: render_source((), {}, text) if text.strip() else NO_SOURCE,
             self.name: render_name(name, opened.source.text if opened is not None else ""),
             self.text: text, self.source_tabs: gr.update(selected=tab),
             self.image: str(opened.path) if opened is not None and is_photo else None,
@@ -382,7 +385,8 @@ class ExtractTab(ExtractRun):
             advice = "Open a PDF with text in it, a Word, Excel, PowerPoint, HTML, mail or text file."
             return self._put("", badge=Explanation("This file cannot be read.", f"{error}.", advice).as_html())
         page = await show_page(opened, 1) if opened.is_pdf else ""
-        return {**self._put(opened.source.text, opened), self.page: page}
+        badge = render_badge("plain", "table", IN_BATCH) if opened.is_table else ""
+        return {**self._put(opened.source.text, opened, badge), self.page: page}
 
 
 def open_sample(path: Path) -> Opened:

@@ -21,4 +21,11 @@ const compare = () => {
   element.closest("#batch")?.classList.toggle("stale", isStale);
   for (const side of document.querySelectorAll("#batch-review .record-side")) side.inert = isStale;
 };
-watch("value", () => setTimeout(() => { keepRun(); compare(); }));
+// On a small screen the inputs fold when files are open, so that their table is in sight.
+let isOpen = false;
+const fold = () => {
+  const wasOpen = isOpen, label = document.querySelector("#batch-inputs > .label-wrap");
+  isOpen = element.querySelector("[data-run]") !== null;
+  if (!wasOpen && isOpen && innerWidth <= 960 && label?.classList.contains("open")) label.click();
+};
+watch("value", () => setTimeout(() => { keepRun(); compare(); fold(); }));

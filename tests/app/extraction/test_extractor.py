@@ -18,6 +18,7 @@ from app.extraction.batch import MAX_CONCURRENT
 from app.extraction.cases import Case
 from app.extraction.evaluate import score_cases
 from app.extraction.extractor import check_record
+from app.extraction.flags import ENDED
 from engine import CompletionOutput, Engine, EngineConfig, EngineDead
 from grammar import GrammarError, InvalidGrammar, UnsupportedGrammar
 from tests.app.busy_engine import BusyEngine
@@ -125,8 +126,9 @@ WORDS = "upright engineer pressure warranty vessels machines " * 10
 @pytest.mark.parametrize(
     ("name", "text", "more", "note"),
     [
-        ("x" * 200, TEXT, {}, "/name ends at the added limit of 200 characters; raise"),
-        ("x" * 190, TEXT, {}, "/name ends at the added limit of 200 characters, after 190; raise"),
+        (WORDS[:200], TEXT, {}, "/name ends at the added limit of 200 characters; raise"),
+        (WORDS[:190], TEXT, {}, "/name ends at the added limit of 200 characters, after 190; raise"),
+        ("a b " * 48, TEXT, {}, "/name ends at the added limit of 200 characters, after 192, because the model"),
         # The next word has no room.
         (WORDS[:198].rstrip(), WORDS, {}, "/name ends at the added limit of 200 characters, after 198; raise"),
         (WORDS[:190], f"{WORDS[:190]} a b c", {}, ""),
@@ -170,6 +172,7 @@ async def test_a_list_that_loops_is_written_again_and_ends_before_the_copies(
     assert [request.is_aborted for request in looping] == [True] * (length is not None)
     assert (f'"maxItems": {length}' in last.params.grammar.text) is (length is not None)
     assert any("the model repeated itself" in note for note in result.notes) is (length is not None)
+    assert (ENDED in result.flags[result.leaves[-1].pointer]) is (length is not None)
 
 
 @pytest.mark.parametrize("more", [{"minItems": 30}, {"items": {"type": "boolean"}}])

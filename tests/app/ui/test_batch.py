@@ -19,6 +19,7 @@ from app.api.job_kinds import make_answer
 from app.api.model_pool import ModelPool
 from app.concurrency import cancel_all
 from app.config import AppConfig
+from app.extraction.flags import ENDED
 from app.extraction.sources import Row, TableLimits, UnreadableSource, make_table, read_file
 from app.store import Item
 from app.ui.batch import downloads, tables
@@ -426,6 +427,15 @@ def test_progress_shows_the_remaining_time_and_the_cache_hits() -> None:
     record = {"valid": True, "record": {}, "flags": {}, "usage": usage}
     line = render_progress(make_run(records={0: record}, counts={"done": 1, "waiting": 3}))
     assert "about 6.0 s left" in line and "60% of the prompts" in line and "width:25.0%" in line
+
+
+def test_a_row_that_repeated_itself_is_to_check_and_not_valid_until_then() -> None:
+    record = {"source": "a", "record": {"a": [1]}, "valid": True, "confidence": {}, "flags": {"/a/0": [ENDED]}}
+    run = make_run(records={0: record}, counts={"done": 1})
+    line, table = render_progress(run), render_records(run)
+    assert "0 valid" in line and "1 to check" in line and "1 stopped: it repeated itself" in line
+    assert ">stopped: it repeated itself<" in table and ">valid<" not in table and "not valid" not in line
+    assert ">valid<" in render_records(make_run(records={0: record | {"flags": {}}}))
 
 
 async def test_failed_rows_are_run_again(make_tab: MakeTab) -> None:

@@ -350,6 +350,11 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     assert engine.requests[0].is_aborted
     # The run before writes nothing beside the new text; only its buttons change back.
     assert set((await running)[-1]) == {tab.run_button, tab.stop_button}
+    assert "Bob" in update.marked and not update.badge
+    table = tmp_path / "rows.csv"
+    table.write_text("name,age\nAda,36\n")
+    update = read(tab, await tab.open_file(str(table), "fake", REQUEST))
+    assert "in Batch each of its rows becomes a record" in update.badge and "Ada,36" in update.marked
     update = read(tab, await tab.open_file(str(bad), "fake", REQUEST))
     assert "not UTF-8" in update.badge and "Open a PDF" in update.badge
     # What was open before is neither shown nor extracted.

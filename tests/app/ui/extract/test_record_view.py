@@ -1,6 +1,7 @@
 """The record as HTML: escaped, marked once, with missing evidence shown as such."""
 
 import dataclasses
+import json
 import re
 from typing import Any
 
@@ -122,6 +123,7 @@ def test_text_that_shows_two_fields_is_marked_for_both() -> None:
         ({}, '{"name": "Ada", "age": 36}', "please check"),
         ({"max_tokens": 9}, '{"name": "Ada", "age": 36}', "cut off"),
         ({}, '{"age": "x"}', "not valid"),
+        ({}, json.dumps({"name": "a b " * 48, "age": 36}), "stopped: it repeated itself"),
     ],
 )
 async def test_the_badge_shows_the_verdict_as_text(options: dict[str, Any], record: str, badge: str) -> None:
