@@ -21,7 +21,7 @@ def describe_output(output: RequestOutput) -> str:
     rate = output.metrics.tokens_per_second(num_tokens)
     if rate is not None:
         parts.append(f"{rate:,.0f} tok/s")
-    parts.append(f"{num_tokens:,} tokens")
+    parts.append(f"{num_tokens:,} token{'s' * (num_tokens != 1)}")
     if num_prompt:
         parts.append(f"prompt {num_prompt:,}, {output.num_cached_tokens / num_prompt:.0%} cached")
     if output.grammar is not None:
