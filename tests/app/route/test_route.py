@@ -32,7 +32,7 @@ class FakeServer:
         app = web.Application()
         app.router.add_get("/health", self._tell_health)
         app.router.add_get("/v1/models", self._list_models)
-        app.router.add_route("*", "/{path:.*}", self._handle)
+        app.router.add_route("*", "/{path:(v1|v2|api|tokenize).*}", self._handle)
         self.server = TestServer(app)
 
     async def _tell_health(self, request: web.Request) -> web.Response:
@@ -71,8 +71,9 @@ class Routed:
             return response.status, await response.text()
 
     async def wait_until_ready(self, count: int) -> None:
-        while (await self.get("/health"))[1].count('"ready"') != count:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while (await self.get("/health"))[1].count('"ready"') != count:
+                await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
