@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from app.extraction.bounds import ARRAY_LIMITS, STRING_LIMITS, BoundedSchema, count_digits
@@ -43,11 +43,25 @@ def list_cuts(
                 notes.append(f"{pointer or '/'} {end}{near}{why}")
         elif isinstance(value, list) and len(value) == max_items and _is_open(schema, pointer, ARRAY_LIMITS):
             is_loop = all(item == value[-1] for item in value[-MIN_REPEATS:])
+            is_loop = is_loop and not _is_shown_apart(pointer, range(max_items - MIN_REPEATS, max_items), evidence)
             end = f", {LOOPED}" if is_loop else ADVICE
             notes.append(f"{pointer or '/'} ends at the added limit of {max_items} items{end}")
         elif side := _find_full_side(value, limits, evidence.get(pointer)):
             notes.append(f"{pointer or '/'} ends at the added limit of {limits[side]} {side}{ADVICE}")
     return notes
+
+
+def _is_shown_apart(pointer: str, numbers: Iterable[int], evidence: Mapping[str, Evidence]) -> bool:
+    """Return whether the text shows each of these items of a list at a place of its own."""
+    places = [
+        frozenset(
+            (each.start, each.end)
+            for inside, each in evidence.items()
+            if f"{inside}/".startswith(f"{pointer}/{number}/") and each.match != "none"
+        )
+        for number in numbers
+    ]
+    return all(places) and len(set(places)) == len(places)
 
 
 def _walk(pointer: str, value: Any) -> Iterator[tuple[str, Any]]:

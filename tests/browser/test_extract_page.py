@@ -102,12 +102,16 @@ def is_on_first_screen(site: Site, node: Any) -> bool:
 
 
 def test_approve_first_leads_to_a_marked_value_that_nobody_saw(site: Site) -> None:
+    site.page.set_viewport_size({"width": 390, "height": 844})
     site.open("extract")
     site.page.get_by_role("button", name="Look at 1, then approve").click()
     site.wait_for(lambda: site.page.evaluate("document.activeElement.ariaLabel") == "vendor")
+    site.page.locator("#extract .value").last.focus()
+    place = site.page.get_by_role("button", name="Approve, 9 unseen").bounding_box()
+    assert 0 <= place["y"] < 800  # in sight wherever one reads
     badge = site.page.locator("#extract .record-status .status-line")
     assert "please check" in badge.inner_text()
-    site.page.get_by_role("button", name="Approve, 10 unseen").click()
+    site.page.get_by_role("button", name="Approve, 9 unseen").click()
     badge.get_by_text("approved", exact=True).wait_for()
     site.page.get_by_role("button", name="No more to check").wait_for()
 
@@ -137,6 +141,16 @@ def test_the_tab_key_and_clicks_into_the_evidence_lead_to_values(site: Site) -> 
     site.wait_for(lambda: site.page.evaluate("Boolean(document.activeElement.closest('#source'))"))
     site.page.keyboard.type("Oh, ")
     assert "Oh, " in site.page.get_by_role("textbox", name="Text", exact=True).input_value()[:16]  # at the click
+
+
+def test_the_focus_stays_with_extract(site: Site) -> None:
+    site.open("extract")
+    site.page.get_by_text("please check").wait_for()
+    site.page.locator("#run").focus()
+    site.page.keyboard.press("Enter")
+    site.page.locator("#stop").wait_for()
+    site.page.locator("#run").wait_for()
+    site.wait_for(lambda: site.page.evaluate("document.activeElement.id") == "run")
 
 
 def test_a_blank_schema_can_be_undone(site: Site) -> None:

@@ -216,7 +216,7 @@ class BatchTab:
         return await self.show_choice(column, schema, code, request) if is_shown else gr.skip()
 
     async def show_choice(self, column: str | None, schema: str, code: str, request: gr.Request) -> Any:
-        """Keep what was chosen for the open files, and preview that column first; the records of a run stay below."""
+        """Keep what was chosen for the open files, and preview that column where the records of a run are not of it."""
         session = str(request.session_hash)
         table, run = self.tables.get(session), self.shown.get(session)
         if run is not None:
@@ -228,7 +228,8 @@ class BatchTab:
         if run is None:
             return render_preview(table, column, await self._keep(column, schema, request))
         await self.store.run(jobs.keep_opened, run.job.number, self._describe_choice(session, column, schema))
-        return render_preview(table, column, run.job.id) + render_records(run)
+        preview = render_preview(table, column, run.job.id) if run.is_stale or not run.records else ""
+        return preview + render_records(run)
 
     async def _is_schema_of(self, run: BatchRun, name: str, code: str) -> bool:
         try:

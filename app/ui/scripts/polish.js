@@ -30,6 +30,7 @@ const name = () => {
   if (talk && !talk.dataset.pinned) { talk.dataset.pinned = "yes"; pin(talk); linkImages(talk); }
   restoreDrafts();
   openLink();
+  keepFocus();
   for (const box of document.querySelectorAll(".cm-scroller, #talk, #talk pre")) if (box.tabIndex !== 0) box.tabIndex = 0;
 };
 // The conversation stays at its end while it grows, unless a person has scrolled up to read; what was just asked is
@@ -65,6 +66,14 @@ document.addEventListener("keydown", (event) => {
     if (go) { event.preventDefault(); go.click(); }
   }
 });
+// Where a pressed button gives way to another one, such as Extract to Stop, the focus goes there.
+let pressed = null;
+document.addEventListener("focusin", ({ target }) => { pressed = target.matches("button") ? { button: target, row: target.parentElement } : null; });
+document.addEventListener("pointerdown", () => { pressed = null; }, true);
+const keepFocus = () => {
+  if (!pressed || document.activeElement !== document.body || isVisible(pressed.button)) return;
+  [...pressed.row.querySelectorAll("button.stop, button.primary")].find(isVisible)?.focus({ preventScroll: true });
+};
 // Arrow keys move between tabs.
 document.addEventListener("keydown", (event) => {
   const list = event.target.role === "tab" && !("index" in event.target.dataset) && event.target.closest('[role="tablist"]');

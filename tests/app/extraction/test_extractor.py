@@ -149,8 +149,9 @@ async def test_a_text_that_an_added_limit_may_have_cut_is_noted(
 LIST: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
 
 
-async def test_a_list_as_long_as_an_added_limit_is_noted() -> None:
-    result = await extract(FakeEngine(record=json.dumps({"a": [*range(32)]})), LIST)
+@pytest.mark.parametrize(("items", "text"), [([*range(32)], TEXT), ([7] * 32, "7, " * 40)])
+async def test_a_list_as_long_as_an_added_limit_is_noted(items: list[int], text: str) -> None:
+    result = await extract(FakeEngine(record=json.dumps({"a": items})), LIST, text)
     assert result.notes == ("/a ends at the added limit of 32 items; raise or switch off the limit",)
 
 
