@@ -32,7 +32,7 @@ class Tiles:
 
 # Heads whose padded size is larger have tiles of 16 rows, or registers would spill.
 WIDE_DIM = 256
-# By bytes of an element of the cache, then by the padded size of a head; the last also serves larger heads.
+# The keys are the bytes of a cache element, then the padded head size; the last entry also serves larger heads.
 _TILES = {
     1: {
         64: Tiles(Tile(16, 64, 4, 3), Tile(64, 32, 8, 2)),

@@ -1,8 +1,4 @@
-"""The batch tab: open files, pick a column, extract records with progress, download the results.
-
-A run is a job of the store, as /v1/jobs has them: it goes on when its page is closed and after a restart of the server,
-and a page that is loaded later shows it again.
-"""
+"""The batch tab: open files and pick a column; runner.py extracts their records, review.py corrects them."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,65 +14,44 @@ import gradio as gr
 from gradio.utils import get_upload_folder
 
 from app.api.context import ApiContext
-from app.api.errors import ApiError
-from app.api.jobs import add_job, cancel
 from app.api.model_pool import ModelPool
-from app.extraction import Extractor, Schema
 from app.extraction.export import FORMATS
-from app.extraction.schema_check import SchemaChecker
-from app.extraction.sources import OFFICE_TYPES, TEXT_COLUMN, Row, Table, UnreadableSource, dump_source
-from app.store import Connection, Item, StoreError, jobs, objects
-from app.ui.batch.downloads import label, write_files
+from app.extraction.sources import OFFICE_TYPES, Table, UnreadableSource
+from app.store import Connection, StoreError, jobs, objects
+from app.ui.batch.downloads import label
 from app.ui.batch.review import RowReview
 from app.ui.batch.run import BatchRun
-from app.ui.batch.tables import NO_TABLE, OpenTables, open_table
+from app.ui.batch.runner import AS_IN_EXTRACT, UPDATE_INTERVAL_S, BatchRunner
+from app.ui.batch.tables import NO_TABLE, open_table
 from app.ui.batch.view import (
     EMPTY_BATCH,
     NUM_PREVIEWED,
     STALE_NOTE,
     render_note,
     render_preview,
-    render_progress,
     render_records,
 )
 from app.ui.examples import Examples
-from app.ui.explain import Explanation, explain, explain_bug
+from app.ui.explain import Explanation
 from app.ui.extract.desk import Update
-from app.ui.extract.schema_panel import BLANK_PROBLEM, SchemaPanel, is_blank
-from app.ui.model_choice import ModelChoice, ReaderChooser
+from app.ui.extract.schema_panel import SchemaPanel
 from app.ui.owner import find_owner
 from app.ui.scripts import read_kept, read_script
-from app.ui.stops import Stops
 from grammar import GrammarError
 
 FILE_TYPES = [".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".log", ".xml", ".json", ".pdf", *OFFICE_TYPES]
-AS_IN_EXTRACT = "as in the Extract tab"
-UPDATE_INTERVAL_S = 0.25
-NOT_OPEN = Explanation(
-    "These files are not open any more.", "Others needed the room, or the connection was lost.", "Open them again."
-)
 GONE = "The server does not have the files any more: open them again to run more rows."
 MAX_OPENED, MAX_OPENED_BYTES = 20, 1_000_000  # of one owner, as the projects of the Extract tab
-WAITS = "The engine is not ready; the batch goes on when it is."
 
 
-class BatchTab:
+class BatchTab(BatchRunner):
     """Extracts records from many texts with one schema on one engine."""
 
     def __init__(
         self, context: ApiContext, examples: Examples, interval_s: float = UPDATE_INTERVAL_S,
         pool: ModelPool | None = None,
     ) -> None:
-        self.context = context
-        self.models = ModelChoice(context.engine, pool)
-        self.reader = ReaderChooser(self.models)
-        self.store = context.store
-        self.examples = examples
-        self.interval_s = interval_s
-        self.stops = Stops()  # of the handlers that show a run
-        self.tables = OpenTables()
-        self.shown: dict[str, BatchRun] = {}  # the run that each session's page shows
-        self.checker = SchemaChecker()
+        super().__init__(context, examples, interval_s, pool)
         self.review = RowReview(context, self.shown, self._redraw)
 
     def build(self, demo: gr.Blocks, of_extract: SchemaPanel) -> None:
@@ -199,9 +173,6 @@ class BatchTab:
             await self.store.run(put, find_owner(request))
         return batch_id
 
-    def _describe_choice(self, session: str, column: str | None, schema: str) -> dict[str, Any]:
-        return {"paths": self.tables.paths.get(session, []), "column": column, "schema": schema}
-
     async def open_folder(self, paths: Sequence[str] | None, schema: str, request: gr.Request) -> Update:
         """Open a folder, with those of its files that are supported."""
         fitting = [path for path in paths or () if Path(path).suffix.lower() in FILE_TYPES]
@@ -277,28 +248,6 @@ class BatchTab:
         files = [path for path in paths if Path(path).is_relative_to(root)]
         return {**self._show_table(table, column, batch_id), **known, self.files: files or None}
 
-    async def run_some(self, request: gr.Request, *given: Any) -> AsyncGenerator[Update, None]:
-        """Extract the first rows only, to test the schema."""
-        async with aclosing(self.run_all(request, *given, num_rows=NUM_PREVIEWED)) as updates:
-            async for update in updates:
-                yield update
-
-    async def run_again(self, request: gr.Request, order: bool) -> AsyncGenerator[Update, None]:
-        """Extract failed rows again."""
-        session = str(request.session_hash)
-        run = self.shown.get(session)
-        if run is None or run.is_running:
-            yield gr.skip()
-            return
-        await self.stops.end(session)
-        await self.store.run(jobs.retry_failed, run.job.number)
-        self.context.jobs.wake()
-        begun = self._make_run(run.owner, run.job, order)
-        begun.is_stale = run.is_stale
-        async with aclosing(self._show(session, begun)) as updates:
-            async for update in updates:
-                yield update
-
     async def run_samples(self, request: gr.Request, order: bool, model: str) -> AsyncGenerator[Update, None]:
         """Open the sample texts of the schema that has most of them, and run it."""
         found = {name: str(self.examples.schema_for(name)) for name in self.examples.samples}
@@ -319,133 +268,3 @@ class BatchTab:
         # A run that goes on keeps this order.
         run.lowest_first = order
         return render_records(run)
-
-    async def run_all(
-        self, request: gr.Request, column: str, name: str, schema: str, problem: Explanation | None, order: bool,
-        model: str, *, num_rows: int | None = None,
-    ) -> AsyncGenerator[Update, None]:
-        """Extract every row; finished records stay and can be downloaded after a stop or failure.
-
-        Args:
-            schema, problem: of the Extract tab; they count when no example schema of that name is chosen.
-            order: whether records with the lowest confidence come first.
-            model: which of the loaded models reads the rows.
-        """
-        session, owner = str(request.session_hash), find_owner(request)
-        rows = self.tables.get(session).rows[:num_rows]
-        refused = problem if name == AS_IN_EXTRACT else None
-        if not rows:
-            refused = NOT_OPEN
-        found: Schema = {}
-        try:
-            checked = await asyncio.to_thread(self.checker.check, self.examples.schemas.get(name, schema))
-            found = checked.schema
-            refused = refused or (BLANK_PROBLEM if is_blank(found) else None)
-        except GrammarError as error:
-            refused = refused or explain(error)
-        if self.models.find(model) is None:
-            refused = self.reader.explain_gone(model)
-            yield {self.reader.dropdown: self.reader.show(model)}
-        if refused is not None:
-            yield {self.progress: refused.as_html()}
-            return
-        # A page shows one run at a time; two would overwrite each other's display.
-        await self._leave_run(session)
-        asked = {"schema": found, "model": model, "cache_salt": f"session-{session}"}
-        opened = self._describe_choice(session, column, name)
-        body = {"model": model, "request": asked, "is_weighed": True, "opened": opened, "column": column}
-        try:
-            job = await add_job(self.context, owner, "extract", body, (_dump(row, column) for row in rows))
-        except StoreError as error:
-            yield {self.progress: Explanation("The batch was not begun.", f"{error}.", "").as_html()}
-            return
-        async with aclosing(self._show(session, self._make_run(owner, job, order))) as updates:
-            async for update in updates:
-                yield update
-
-    def _make_run(self, owner: str, job: Item, lowest_first: bool = False) -> BatchRun:
-        engine = self.models.find(job.body["model"])
-        sure_from = None if engine is None else Extractor(engine).sure_from
-        return BatchRun(owner, job, sure_from, lowest_first)
-
-    async def _show(self, session: str, run: BatchRun) -> AsyncGenerator[Update, None]:
-        """Update the page while the run goes on, and at its end; closing the generator leaves the run alone."""
-        self.shown[session] = run
-        with self.stops.running(session) as flag:
-            await run.update(self.store)
-            yield self._draw(run) | self._buttons(True) | self._hide_files() | {self.samples: gr.update(visible=False)}
-            while run.is_running:
-                await asyncio.sleep(self.interval_s)
-                is_changed = await run.update(self.store)
-                if flag.asked:
-                    return
-                # Gradio notices a closed page only when a handler yields.
-                yield self._draw(run) if is_changed else gr.skip()
-            buttons = self._buttons(False, bool(self.tables.get(session).rows))
-            try:
-                yield self._draw(run) | buttons | await self._save(run)
-            except Exception as error:
-                # Raise unexpected errors, but enable the buttons again.
-                yield {self.progress: explain_bug(error).as_html(), **buttons, **self._hide_files()}
-                raise
-
-    def _draw(self, run: BatchRun) -> Update:
-        waits = ""
-        if run.is_running:
-            if (engine := self.models.find(run.model)) is None:
-                waits = render_note(f"{run.model} is not loaded any more: load it under Engine, and the batch goes on.")
-            elif engine.state != "ready":
-                waits = render_note(WAITS)
-        return {self.progress: waits + render_progress(run), self.records: render_records(run)}
-
-    async def _leave_run(self, session: str) -> BatchRun | None:
-        """Let the page show no run; one that no other page shows is stopped, and returned."""
-        await self.stops.end(session)
-        run = self.shown.pop(session, None)
-        if run is None or any(each.job.id == run.job.id for each in self.shown.values()):
-            return None
-        return run if await self._cancel(run) else None
-
-    async def _cancel(self, run: BatchRun) -> bool:
-        """End a run; returns False if it had ended."""
-        try:
-            await cancel(self.context, run.owner, run.job.id)
-        except ApiError:
-            return False
-        await run.update(self.store)
-        return True
-
-    async def stop(self, request: gr.Request) -> None:
-        """End the batch and keep the finished records."""
-        if run := self.shown.get(str(request.session_hash)):
-            await self._cancel(run)
-
-    def _buttons(self, is_busy: bool, is_ready: bool = False) -> Update:
-        idle = gr.update(interactive=is_ready)
-        return {self.trial: idle, self.run_button: idle, self.stop_button: gr.update(visible=is_busy)}
-
-    def _hide_files(self) -> Update:
-        return dict.fromkeys([*self.downloads, self.again], gr.update(visible=False))
-
-    async def _redraw(self, run: BatchRun) -> Update:
-        """Draw a run again of which a row was reviewed."""
-        if run.is_running:
-            return {self.records: render_records(run)}
-        drawn = {self.progress: render_progress(run), self.records: render_records(run), **await self._save(run)}
-        return {part: value for part, value in drawn.items() if part is not self.again}
-
-    async def _save(self, batch: BatchRun) -> Update:
-        """Return the download buttons with their files, and the button that runs rows again."""
-        if not batch.records:
-            return self._hide_files()
-        files = await asyncio.to_thread(write_files, batch.for_files)
-        again = gr.update(visible=bool(batch.counts["failed"]))
-        return {**dict(zip(self.downloads, files, strict=True)), self.again: again}
-
-
-def _dump(row: Row, column: str) -> str:
-    """Return the document of a row as JSON; the text of a table is among the cells that the files repeat."""
-    source = row.pick(column)
-    if column == TEXT_COLUMN and not source.others:
-        return dump_source(source)  # a whole file
-    return dump_source(replace(source, others={k: v for k, v in row.cells.items() if k in (*source.others, column)}))

@@ -14,7 +14,7 @@ from app.ui.batch.run import BatchRun
 from app.ui.extract.record_view import STOPPED
 
 NUM_PREVIEWED = 5
-# Rows shown on the page, because thousands make it slow. The downloads have all rows.
+# The page shows at most this many rows, because thousands make it slow. The downloads have all rows.
 NUM_SHOWN = 100
 MAX_CELL_CHARS = 160
 
@@ -168,19 +168,19 @@ def _render_record(number: int, record: dict[str, Any], columns: list[str]) -> s
 
 
 def _is_ended(record: dict[str, Any]) -> bool:
-    """Return whether the model repeated itself in a valid record, and nobody has checked that yet."""
+    """Return whether the model repeated itself in a valid record that has not been checked yet."""
     return bool(record["valid"]) and any(ENDED in reasons for reasons in record["flags"].values())
 
 
 def _mark(name: str, record: dict[str, Any]) -> str:
-    """Return the class of a cell: a value in it waits for a person, or a person typed one."""
+    """Return the CSS class of a cell: `flagged` if a value in it must be checked, `by-hand` if one was typed."""
     if _list_inside(name, record["flags"]):
         return "flagged"
     return "by-hand" if _list_inside(name, record.get("corrected", ())) else ""
 
 
 def _describe(name: str, record: dict[str, Any]) -> str:
-    """Return the tooltip of a cell: the reasons why its values wait for a person."""
+    """Return the tooltip of a cell: the reasons to check its values."""
     reasons = dict.fromkeys(why for each in _list_inside(name, record["flags"]) for why in record["flags"][each])
     return html.escape(": ".join(filter(None, [name, "; ".join(reasons)])), quote=True)
 
