@@ -42,8 +42,8 @@ def list_cuts(
                 why = f", {LOOPED}" if is_loop else ADVICE
                 notes.append(f"{pointer or '/'} {end}{near}{why}")
         elif isinstance(value, list) and len(value) == max_items and _is_open(schema, pointer, ARRAY_LIMITS):
-            is_loop = all(item == value[-1] for item in value[-MIN_REPEATS:])
-            is_loop = is_loop and not _is_shown_apart(pointer, range(max_items - MIN_REPEATS, max_items), evidence)
+            is_copied = all(item == value[-1] for item in value[-MIN_REPEATS:])
+            is_loop = is_copied and not _is_shown_apart(pointer, range(max_items - MIN_REPEATS, max_items), evidence)
             end = f", {LOOPED}" if is_loop else ADVICE
             notes.append(f"{pointer or '/'} ends at the added limit of {max_items} items{end}")
         elif side := _find_full_side(value, limits, evidence.get(pointer)):
