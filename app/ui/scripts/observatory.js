@@ -6,7 +6,7 @@ host.innerHTML = `
   <div class="tiles"></div>
   <div class="charts">
     <section class="wide"><h2>Batch lanes</h2><p class="legend phases"></p><div class="plot lanes"></div></section>
-    <section class="wide"><h2>KV cache blocks</h2><p class="legend kv"></p><canvas class="plot map" role="img"></canvas></section>
+    <section class="wide"><h2>KV cache blocks</h2><p class="legend kv"></p><canvas class="plot map" role="img" aria-label="KV cache blocks"></canvas></section>
     <section><h2>Time per step</h2><p class="legend"><i class="k-step"></i>whole step <i class="k-gap"></i>Python's part of it</p><div class="plot steps"></div></section>
     <section><h2>Time to first token</h2><p class="legend note"></p><div class="plot ttft"></div></section>
     <section><h2>Time between tokens</h2><p class="legend note"></p><div class="plot itl"></div></section>
