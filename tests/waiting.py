@@ -2,13 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 
-async def wait_until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    """Poll a condition; the engine has no event for it. Fails after `within_s` seconds."""
+async def wait_until(condition: Callable[[], bool | Awaitable[bool]], within_s: float = 60.0) -> None:
+    """Poll a condition, which may be awaitable; nothing has an event for it. Fails after `within_s` seconds."""
     async with asyncio.timeout(within_s):
-        while not condition():
+        while not (found if isinstance(found := condition(), bool) else await found):
             await asyncio.sleep(0.002)
 
 

@@ -43,17 +43,37 @@ async def test_whoever_sends_nothing_more_is_hung_up_on(
     writer.close()
 
 
-async def test_a_slow_body_and_a_pause_after_the_answer_are_no_reason(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+async def limits(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.TimerHandle]:
+    """The time limits that connections start, recognised by their seconds."""
+    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 1234.5)
+    loop, started = asyncio.get_running_loop(), []
+    call_later = loop.call_later
+
+    def note(delay: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        handle = call_later(delay, *args, **options)
+        if delay == http_limits.READ_TIMEOUT_S:
+            started.append(handle)
+        return handle
+
+    monkeypatch.setattr(loop, "call_later", note)
+    return started
+
+
+async def test_each_part_of_a_body_has_the_whole_time_and_a_pause_after_the_answer_has_no_limit(
+    limits: list[asyncio.TimerHandle], server: Server
 ) -> None:
-    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 1.4)
     reader, writer = await connect(server)
-    writer.write(HEAD)
-    for at in range(0, len(BODY), 4):
-        writer.write(BODY[at : at + 4])
-        await asyncio.sleep(0.2)
+    writer.write(HEAD[:-2] + b"Expect: 100-continue\r\n\r\n")
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    for part in (BODY[:9], BODY[9:18]):
+        num_started = len(limits)
+        writer.write(part)
+        await wait_until(lambda before=num_started: len(limits) > before)  # type: ignore[misc]
+        assert [limit.cancelled() for limit in limits] == [True] * (len(limits) - 1) + [False]
+    writer.write(BODY[18:])
     assert b"200 OK" in await reader.readline()
-    await asyncio.sleep(1.6)
+    assert all(limit.cancelled() for limit in limits)
     writer.write(HEAD + BODY)
     assert await asyncio.wait_for(reader.readuntil(b"200 OK"), 20)
     writer.close()
@@ -61,15 +81,16 @@ async def test_a_slow_body_and_a_pause_after_the_answer_are_no_reason(
 
 @pytest.mark.parametrize("more", [b"\r\n", HEAD[:30]])
 async def test_the_beginning_of_the_next_request_cuts_no_answer_short(
-    start: Start, monkeypatch: pytest.MonkeyPatch, more: bytes
+    limits: list[asyncio.TimerHandle], start: Start, monkeypatch: pytest.MonkeyPatch, more: bytes
 ) -> None:
-    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 0.2)
     engine = FakeEngine(hold=asyncio.Event())
     reader, writer = await connect(await start(engine))
     writer.write(HEAD + BODY)
     await wait_until(lambda: bool(engine.requests))
+    monkeypatch.setattr(http_limits, "READ_TIMEOUT_S", 0.01)
+    num_started = len(limits)
     writer.write(more)
-    await asyncio.sleep(0.6)  # several times what one may stop for
+    await wait_until(lambda: len(limits) > num_started + 3)  # the time is over several times
     engine.hold.set()
     assert b"200 OK" in await asyncio.wait_for(reader.readline(), 20)
     assert b"You said hello" in await asyncio.wait_for(reader.read(), 20)

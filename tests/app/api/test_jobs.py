@@ -56,9 +56,11 @@ async def begin(client: openai.AsyncOpenAI, content: bytes) -> Any:
 
 
 async def wait_for(client: openai.AsyncOpenAI, batch_id: str) -> Any:
-    while (batch := await client.batches.retrieve(batch_id)).status in ("validating", "in_progress"):
-        await asyncio.sleep(0.005)
-    return batch
+    async def is_over() -> bool:
+        return (await client.batches.retrieve(batch_id)).status not in ("validating", "in_progress")
+
+    await wait_until(is_over)
+    return await client.batches.retrieve(batch_id)
 
 
 async def test_the_official_client_runs_a_batch_from_upload_to_removal() -> None:
@@ -190,8 +192,17 @@ async def test_failed_rows_are_tried_again_and_the_others_are_not() -> None:
 
 
 async def wait_until_ended(server: Server, place: str) -> None:
-    while (await server.get(place))[1]["status"] in ("queued", "running"):
-        await asyncio.sleep(0.005)
+    async def is_over() -> bool:
+        return (await server.get(place))[1]["status"] not in ("queued", "running")
+
+    await wait_until(is_over)
+
+
+async def wait_for_rows(server: Server, place: str, num_rows: int) -> None:
+    async def are_there() -> bool:
+        return len((await server.get(f"{place}?limit=1000"))[1]["rows"]) >= num_rows
+
+    await wait_until(are_there)
 
 
 async def test_a_job_goes_on_after_a_restart_with_each_row_once(tmp_path: Path) -> None:
@@ -204,8 +215,7 @@ async def test_a_job_goes_on_after_a_restart_with_each_row_once(tmp_path: Path) 
                 place = f"/v1/jobs/{job['id']}"
             if number < 4:
                 seen = len((await server.get(f"{place}?limit=1000"))[1]["rows"])
-                while len((await server.get(f"{place}?limit=1000"))[1]["rows"]) < min(seen + 10, 100):
-                    await asyncio.sleep(0.001)
+                await wait_for_rows(server, place, min(seen + 10, 100))
             else:
                 await wait_until_ended(server, place)
                 _, job = await server.get(f"{place}?limit=1000")
