@@ -1,17 +1,20 @@
-"""BoundedHttp: uvicorn's HTTP parser with limits, without upgrades, and with streams for HTTP/1.0."""
+"""BoundedHttp: uvicorn's HTTP parser with limits, without upgrades, with streams for HTTP/1.0 and early answers."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import httptools
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEADERS_BYTES = 64 * 1024
 # Seconds to receive the headers, and between parts of the body; between two requests uvicorn's own limit counts.
 READ_TIMEOUT_S = 60.0
+# Seconds in which the rest of a body may arrive whose request was answered early and asks to close the connection.
+LINGER_S = 30.0
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -19,6 +22,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     It ignores Upgrade headers, as HTTP allows: no route here takes a WebSocket, and HTTP/2 without TLS (h2c, which
     Java's client asks for) is not served. HTTP/1.0, which knows no chunks, gets a stream that ends with its connection.
+    A request that is refused before its body was read gets its answer at once, and the connection closes later.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -79,9 +83,14 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        send = closing_late(cycle)
         if cycle.scope["http_version"] == "1.0":
-            app = without_chunks(cycle, app)
-        super()._start_asgi_task(cycle, app)
+            send = without_chunks(cycle, send)
+
+        async def call(scope: Scope, receive: Receive, _: Send) -> None:
+            await app(scope, receive, send)
+
+        super()._start_asgi_task(cycle, call)  # type: ignore[arg-type]
 
     @property
     def _is_answering(self) -> bool:
@@ -104,9 +113,8 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
 
 
-def without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> Any:
-    """Return the app with answers of unknown length written as they are, for a client of HTTP/1.0."""
-
+def without_chunks(cycle: RequestResponseCycle, send: Send) -> Send:
+    """Write answers of unknown length as they are, for a client of HTTP/1.0."""
     is_open = False
 
     async def send_plain(message: Message) -> None:
@@ -117,9 +125,26 @@ def without_chunks(cycle: RequestResponseCycle, app: ASGIApp) -> Any:
         elif is_open:
             # uvicorn compares this length with what is sent
             cycle.expected_content_length = len(message.get("body", b""))
-        await cycle.send(message)  # type: ignore[arg-type]
+        await send(message)
 
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        await app(scope, receive, send_plain)
+    return send_plain
 
-    return call
+
+def closing_late(cycle: RequestResponseCycle) -> Send:
+    """Answer at once, and end the answer, which closes the connection, when the request's body has arrived.
+
+    A socket that is closed with unread data resets the connection, and the client loses the answer.
+    """
+
+    async def send(message: Any) -> None:
+        is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if is_last and cycle.more_body and not cycle.keep_alive:
+            await cycle.send(message | {"more_body": True})
+            message = {"type": "http.response.body"}
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    while cycle.more_body and (await cycle.receive())["type"] == "http.request":
+                        pass
+        await cycle.send(message)
+
+    return send

@@ -214,6 +214,23 @@ async def test_a_body_over_the_limit_is_a_413_with_and_without_its_length(start:
     assert (await server.post_text("/v1/completions", endless()))[0] == 413
 
 
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize(("limit", "status"), [(2**20, b" 413 "), (2**26, b" 404 ")])
+async def test_a_client_that_writes_before_it_reads_gets_an_early_refusal(
+    start: Start, version: bytes, limit: int, status: bytes
+) -> None:
+    """A connection closed with unread data is reset, which deletes the answer in the client's buffer."""
+    reader, writer = await connect(await start(max_body_bytes=limit))
+    writer.write(b"POST /v1/nothing HTTP/%s\r\nHost: localhost\r\nConnection: close\r\n" % version)
+    writer.write(b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % 2**25)
+    for _ in range(32):
+        writer.write(b" " * 2**20)
+        await writer.drain()
+    answer = await asyncio.wait_for(reader.read(), 20)
+    assert status in answer and answer.endswith(b"}")
+    writer.close()
+
+
 async def test_a_body_of_very_many_values_is_refused_before_it_is_parsed(server: Server) -> None:
     status, reply = await server.post("/v1/chat/completions", CHAT | {"user": [[]] * 260_000})
     assert (status, "200000 commas and brackets" in reply["error"]["message"]) == (413, True)
