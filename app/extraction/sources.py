@@ -32,7 +32,7 @@ MAX_IMAGE_BYTES = 24 * 2**20
 # Read in a process of their own, as PDFs are.
 OFFICE_TYPES = (
     ".docx", ".docm", ".dotx", ".dotm", ".xlsx", ".xlsm", ".xltx", ".xltm", ".pptx", ".pptm", ".potx", ".ppsx",
-    ".html", ".htm", ".eml", ".msg",
+    ".html", ".htm", ".eml", ".msg", ".mht", ".mhtml",
 )
 OLD_TYPES = {".doc": ".docx", ".xls": ".xlsx", ".ppt": ".pptx", ".odt": ".docx", ".ods": ".xlsx", ".rtf": ".docx"}
 MAX_CHARS = 10_000_000  # of the text of such a file

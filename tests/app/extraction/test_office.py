@@ -1,19 +1,23 @@
 """Word, Excel, PowerPoint, HTML and mail files become lines; what was left out is named."""
 
 import io
+import re
 import struct
 import sys
 import zipfile
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from itertools import pairwise
 from types import SimpleNamespace
 
 import openpyxl
 import pytest
+from openpyxl.comments import Comment
 
 from app.extraction import decoding
 from app.extraction.decoding import UnreadableSource, decode_text, find_declared
-from app.extraction.readers.office import READERS, _spell, read_eml
+from app.extraction.readers.mails import read_eml
+from app.extraction.readers.office import READERS
+from app.extraction.readers.sheets import _spell
 from app.extraction.sources import OFFICE_TYPES, parse_rows, read_office
 
 WORD = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
@@ -189,6 +193,10 @@ HTML = """<!doctype html><title>Shop</title><style>p {}</style><script>var a = "
             "a.html", b"<table><tr><td><table><tr><td>a<td>b<tr><td>c<td>d</table><tr><td><input value=e></table>",
             "a | b\nc | d\ne", (),
         ),
+        (
+            "a.html", b"<p>Rech&shy;nung<select><option>a<option selected>b</select><input type=checkbox checked>c",
+            "Rechnung b [x] c", (),
+        ),
         ("a.html", HTML.encode(), "Shop\nOrder 1042\nTwo\nlines & more\nItem | Price\nDesk lamp |\none\ntwo", ()),
         (
             "a.eml", EML, "From: Ada <ada@example.com>\nTo: Bob <bob@example.com>\nSubject: Büro\n\nTwo lamps\n"
@@ -197,6 +205,7 @@ HTML = """<!doctype html><title>Shop</title><style>p {}</style><script>var a = "
         (
             "a.eml", TABLE_MAIL, "Item | Price\nLamp | 5", (),
         ),
+        ("a.mhtml", b"\xef\xbb\xbf" + TABLE_MAIL, "Item | Price\nLamp | 5", ()),
         ("a.eml", TABLE_MAIL.replace(b"<td>Price", b"Price").replace(b"<td>5", b"5"), "Item\nPrice\nLamp\n5", ()),
         ("a.msg", make_msg({("__substg1.0_10130102",): b"<p>Gr\xc3\xbc\xc3\x9fe", PROPERTIES: b""}), "Grüße", ()),
         (
@@ -278,7 +287,54 @@ def test_files_with_macros_and_templates_are_read(kind: str) -> None:
     [
         (42, "00000", "00042"), (42.0, "00000;-0", "00042"), (123456789, "000\\-00\\-0000", "123-45-6789"),
         (123, "00", "123"), (12345678901234567.0, "General", "12345678901234568"), (0.1 + 0.2, "General", "0.3"),
+        (1, "0%", "100%"), (-2, "0.0 %", "-200%"), (0.123456789012, "0%", "12.3456789012%"), (True, "0%", "True"),
+        (1234.5, "_($* #,##0.00_);_($* (#,##0.00)", "$1234.5"), (-1234.5, '"$"#,##0.00', "-$1234.5"),
+        (1234.5, "#,##0.00\\ [$€-407]", "1234.5 €"), (5, '0 "kg; net"', "5 kg; net"), (12, '"INV-"0000', "INV-0012"),
+        (1.5e6, '0.0,,"M"', "1500000"), (timedelta(hours=30, minutes=5), "[h]:mm", "30:05:00"),
+        (datetime(2026, 3, 4), "[$-en-US]d-mmm-yy", "2026-03-04"),
+        (datetime(2026, 3, 4), "d.m.yy h:mm", "2026-03-04 00:00:00"),
     ],
 )
-def test_numbers_keep_leading_zeros_and_all_digits(value: float, shape: str, text: str) -> None:
+def test_numbers_are_written_with_all_their_digits_and_the_signs_of_their_formats(
+    value: object, shape: str, text: str
+) -> None:
     assert _spell(SimpleNamespace(value=value, number_format=shape)) == text
+
+
+def test_sheet_is_read_beyond_the_size_that_it_states() -> None:
+    with zipfile.ZipFile(io.BytesIO(make_xlsx())) as package:
+        parts = {name: package.read(name).decode() for name in package.namelist()}
+    name = "xl/worksheets/sheet1.xml"
+    parts[name] = re.sub("<dimension[^>]*>", '<dimension ref="A1"/>', parts[name])
+    assert read_office(zip_up(**parts), "a.xlsx")[0] == read_office(make_xlsx(), "a.xlsx")[0]
+
+
+def test_comments_and_text_boxes_of_a_sheet_are_read() -> None:
+    book = openpyxl.Workbook()
+    book.active["B2"] = 5
+    book.active["B2"].comment = Comment("net of\nVAT", "Ada")
+    buffer = io.BytesIO()
+    book.save(buffer)
+    with zipfile.ZipFile(buffer, "a") as package:
+        package.writestr("xl/drawings/drawing9.xml", f"<x {DRAWING}><a:p><a:r><a:t>Paid</a:t></a:r></a:p></x>")
+    assert read_office(buffer.getvalue(), "a.xlsx") == ("Sheet\n | 5\n[Comment B2: net of VAT]\nPaid", ())
+
+
+def test_word_file_with_symbols_form_fields_and_parts_under_other_names() -> None:
+    body = """<w:p><w:r><w:sym w:font="Wingdings" w:char="F0FE"/><w:t>a</w:t>
+    <w:sym w:font="Z" w:char="F001"/></w:r></w:p>
+    <w:p><w:r><w:fldChar><w:ffData><w:checkBox><w:default w:val="1"/><w:checked w:val="0"/></w:checkBox></w:ffData>
+    </w:fldChar><w:fldChar><w:ffData><w:ddList><w:result w:val="1"/><w:listEntry w:val="x"/><w:listEntry w:val="y"/>
+    </w:ddList></w:ffData></w:fldChar></w:r></w:p>"""
+    kind = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    relation = '<Relationships xmlns="x"><Relationship Id="r1" Type="{}" Target="{}"/></Relationships>'
+    data = zip_up(**{
+        "_rels/.rels": relation.format(f"{kind}/officeDocument", "/word/document2.xml"),
+        "word/document2.xml": f"<w:document {WORD}><w:body>{body}</w:body></w:document>",
+        "word/_rels/document2.xml.rels": relation.format(f"{kind}/aFChunk", "/word/a.html"),
+        "word/diagrams/data1.xml": f"<x {DRAWING}><a:p><a:r><a:t>In a diagram</a:t></a:r></a:p></x>",
+        "word/embeddings/1.xlsx": "x",
+    })  # fmt: skip
+    text, notes = read_office(data, "a.docx")
+    assert text.split("\n") == ["[x]a\ufffd", "[ ]y", "In a diagram"]
+    assert notes == ("a.docx: 1 embedded file was left out", "a.docx: 1 inserted file was left out")
