@@ -9,7 +9,7 @@ from typing import Any
 from app.extraction.bounds import ARRAY_LIMITS, STRING_LIMITS, BoundedSchema, count_digits
 from app.extraction.flags import LOOPED
 from app.extraction.grounding import Evidence
-from app.extraction.loops import NUM_COPIES, find_period
+from app.extraction.loops import find_copies
 from app.extraction.pointers import escape_pointer
 from app.extraction.prompt import Schema
 from app.extraction.schema_places import list_places
@@ -38,7 +38,7 @@ def list_cuts(
             if _is_cut(value, max_length, found, text) and _is_open(schema, pointer, STRING_LIMITS):
                 end = f"ends at the added limit of {max_length} characters"
                 near = f", after {len(value)}" if len(value) < max_length else ""
-                is_loop = (found is None or found.match == "none") and find_period(value, len(value) // NUM_COPIES)
+                is_loop = (found is None or found.match == "none") and find_copies(value)[1]
                 why = f", {LOOPED}" if is_loop else ADVICE
                 notes.append(f"{pointer or '/'} {end}{near}{why}")
         elif isinstance(value, list) and len(value) == max_items and _is_open(schema, pointer, ARRAY_LIMITS):

@@ -21,10 +21,10 @@ from app.extraction.calibration import FILE_NAME
 from app.extraction.checks import read_checks, run_checks
 from app.extraction.confidence import field_confidence, score_tokens
 from app.extraction.cuts import list_cuts
-from app.extraction.flags import LOW_CONFIDENCE, find_flags
+from app.extraction.flags import LOOPED, LOW_CONFIDENCE, find_flags
 from app.extraction.grounding import find_evidence
 from app.extraction.json_spans import Leaf, Scan, scan
-from app.extraction.loops import LoopWatch
+from app.extraction.loops import LoopWatch, find_copies
 from app.extraction.prompt import Example, Schema, make_messages, make_plain_prompt
 from app.extraction.result import ExtractionResult, PartialExtraction, Usage
 from app.extraction.verbatim import GROUNDED, GroundedSchema, list_spellings, mark_grounded
@@ -112,11 +112,11 @@ class Extractor:
             raise InvalidRequest(VERBATIM_IMAGES, "images")
         prompt_ids = await self.encode_prompt(schema, text)
         params = SamplingParams(max_tokens=self._fit(len(prompt_ids), room), temperature=0.0, logprobs=self.num_rivals)
-        watch: LoopWatch | None = LoopWatch(schema, text)
+        watch: LoopWatch | None = LoopWatch(schema, text, self.limits is not None)
         while watch is not None:
             loops, watch = watch, None
             steps = self._generate_bound(schema, text, prompt_ids, params, cache_salt, loops)
-            # Leaving the block aborts a record that repeats itself; it is written again with a shorter list.
+            # Leaving the block aborts a record that repeats itself; it is written again, shorter.
             async with aclosing(steps):
                 async for plan, output in steps:
                     notes = (*plan.notes, *loops.notes)
@@ -132,7 +132,7 @@ class Extractor:
         cache_salt: str | None, loops: LoopWatch,
     ) -> AsyncGenerator[tuple[_Plan, RequestOutput], None]:
         """Generate with added limits and the values of the text; without them where nothing satisfies them."""
-        limits, with_lists = self.limits, True
+        limits, with_lists = self.limits or (DEFAULT_LIMITS if loops.is_limited else None), True
         while True:
             # In a thread, because finding quotations in a text takes a while.
             plan = await asyncio.to_thread(self._make_plan, schema, text, limits, with_lists, loops)
@@ -275,7 +275,9 @@ def _name_option(error: GrammarError) -> GrammarError:
 def check_record(schema: Schema, completion: CompletionOutput, reason: str) -> tuple[Any, tuple[str, ...]]:
     """Return the record, and why it is not valid; a truncated record is never valid."""
     if reason == "length":
-        return None, ("cut off: the record reached the token limit before it was complete",)
+        is_loop = any(find_copies(str(leaf.value))[1] for leaf in scan(completion.text).leaves[-1:])
+        why = f", {LOOPED}" if is_loop else ""
+        return None, (f"cut off: the record reached the token limit before it was complete{why}",)
     if reason != "stop":
         return None, (completion.error or f"the request ended early ({reason})",)
     try:

@@ -128,13 +128,13 @@ WORDS = "upright engineer pressure warranty vessels machines " * 10
     [
         (WORDS[:200], TEXT, {}, "/name ends at the added limit of 200 characters; raise"),
         (WORDS[:190], TEXT, {}, "/name ends at the added limit of 200 characters, after 190; raise"),
-        ("a b " * 48, TEXT, {}, "/name ends at the added limit of 200 characters, after 192, because the model"),
+        ("a b " * 48, TEXT, {}, "/name was ended after 3 characters, because the model repeated itself"),
         # The next word has no room.
         (WORDS[:198].rstrip(), WORDS, {}, "/name ends at the added limit of 200 characters, after 198; raise"),
         (WORDS[:190], f"{WORDS[:190]} a b c", {}, ""),
         (WORDS[:200], WORDS[:200], {}, ""),
         (WORDS[:198].rstrip(), WORDS, {"maxLength": 200}, ""),
-        ("x" * 100, TEXT, {}, ""),
+        (WORDS[:100], TEXT, {}, ""),
     ],
 )
 async def test_a_text_that_an_added_limit_may_have_cut_is_noted(
@@ -174,6 +174,38 @@ async def test_a_list_that_loops_is_written_again_and_ends_before_the_copies(
     assert (f'"maxItems": {length}' in last.params.grammar.text) is (length is not None)
     assert any("the model repeated itself" in note for note in result.notes) is (length is not None)
     assert (ENDED in result.flags[result.leaves[-1].pointer]) is (length is not None)
+
+
+LONG: dict[str, Any] = {"type": "string", "maxLength": 5000}
+TEXTS: dict[str, Any] = {
+    "plain": ({"a": LONG}, "a", '"maxLength": 17'),
+    "may be null": ({"a": {"anyOf": [LONG, {"type": "null"}]}}, "a", '"maxLength": 17'),
+    "inner": ({"o": {"properties": {"a": LONG}}}, "o/a", '"maxLength": 17'),
+    "within items": ({"l": {"items": {"type": "string"}}}, "l/0", '"maxLength": 200'),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+@pytest.mark.parametrize("is_shown", [False, True])
+async def test_a_text_that_loops_is_written_again_and_ends_before_the_copies(case: str, is_shown: bool) -> None:
+    properties, place, limit = TEXTS[case]
+    value = "A desk. " + "Very new. " * 90
+    record: Any = value
+    for step in reversed(place.split("/")):
+        record = [record] if step == "0" else {step: record}
+    engine = FakeEngine(record=json.dumps(record))
+    result = await extract(engine, {"properties": properties}, value if is_shown else TEXT, limits=None)
+    assert [request.is_aborted for request in engine.requests] == [True, False][is_shown:]
+    assert (limit in engine.requests[-1].params.grammar.text) is not is_shown
+    assert engine.requests[0].num_sent < 400 or is_shown
+    assert any("the model repeated itself" in note for note in result.notes) is not is_shown
+    assert (ENDED in result.flags.get(f"/{place}", ())) is not is_shown
+
+
+async def test_a_loop_at_the_token_limit_is_named() -> None:
+    schema = {"properties": {"a": {"type": "string", "pattern": "^.*$"}}}
+    result = await extract(FakeEngine(record=json.dumps({"a": "new " * 400})), schema, max_tokens=900)
+    assert "because the model repeated itself" in result.errors[0]
 
 
 @pytest.mark.parametrize("more", [{"minItems": 30}, {"items": {"type": "boolean"}}])
