@@ -337,11 +337,12 @@ def test_a_grammar_that_cannot_be_used_is_explained_and_reasoning_is_folded(site
     site.page.get_by_text("Reasoning", exact=True).wait_for()
 
 
-def test_images_of_other_hosts_are_links_that_nothing_has_loaded(site: Site) -> None:
+def test_html_of_a_question_is_text_and_images_of_other_hosts_are_links_that_nothing_has_loaded(site: Site) -> None:
     loaded: list[str] = []
     site.page.route("http://other.example/**", lambda route: (loaded.append(route.request.url), route.abort()))
     text = 'See ![a cat](http://other.example/cat.png)\n\n<img src="http://other.example/dog.png">'
-    site.import_chat([{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": text}])
+    typed = "Use <b>or</b> &lt;, and `<i>`"
+    site.import_chat([{"role": "user", "content": typed}, {"role": "assistant", "content": text}])
     links = site.page.locator("#talk").get_by_role("link")
     site.wait_for(lambda: links.count() == 2)
     assert links.all_inner_texts() == ["Image: a cat", "Image: http://other.example/dog.png"]
@@ -351,6 +352,9 @@ def test_images_of_other_hosts_are_links_that_nothing_has_loaded(site: Site) -> 
     assert all("Content Security Policy" in complaint for complaint in site.complaints)
     site.complaints.clear()
     site.external_requests.clear()
+    assert site.page.locator("#chatbot .user-row").inner_text() == typed.replace("`", "")
+    site.page.get_by_role("button", name="Edit").click()
+    site.wait_for(lambda: site.page.locator("#chatbot textarea").input_value() == typed)
 
 
 def test_chats_of_an_older_version_are_taken_over_once(site: Site) -> None:

@@ -25,11 +25,16 @@ MAX_SHOWN_CHARS = 4000  # of a file
 MARKDOWN = re.compile(r"[\\`*_\[\]<>#$~|]")
 # Code, formulas in brackets, and what may be a formula between single dollars.
 FORMULA = re.compile(
-    r"(`{3,}).*?(?:\1|\Z)|(?<!`)(`{1,2})(?!`).*?(?<!`)\2(?!`)|\$\$.*?\$\$"
+    r"(?P<code>^[ \t>*+\-\d.]*(`{3,}|~{3,}).*?(?:^[ \t>]*\2|\Z)|(?<!`)(`{1,4})(?!`)[^\n]*?(?<!`)\3(?!`))"
+    r"|(?P<indented>(?:\A|(?<=\n\n))(?: {4}|\t)[^\n]*(?:\n+(?: {4}|\t)[^\n]*)*)|\$\$.*?\$\$"
     r"|\\\((?:(?!\\\().)*?\\\)|\\\[(?:(?!\\\[).)*?\\\]"
     r"|(?<![\\$\w])\$(?P<formula>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?![\w$])",
-    re.DOTALL,
+    re.DOTALL | re.MULTILINE,
 )
+UNINDENTED, LIST_ITEM = re.compile(r"^\S.*", re.MULTILINE), re.compile(r"(?:[-*+]|\d+[.)])\s")
+# What would be read as HTML, and the references that stand for it; polish.js reads these, too. Nobody types them.
+HTML_START = re.compile(r"<(?=[a-zA-Z/!?])(?!https?://|mailto:)|&(?=#?\w+;)")
+REFERENCES = {"<": "&#0060;", "&": "&#0038;"}
 TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 JSON_TOKEN, INDENT = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|[\[\]{}:,]|[^\s\[\]{}:,"]+'), "  "
 
@@ -109,13 +114,15 @@ def _lay_out_message(message: Message) -> Message:
         return {**message, "content": fence(content[:MAX_SHOWN_CHARS] + more), "metadata": {**metadata, "title": name}}
     if message["role"] == "user":
         parts = content if isinstance(content, list) else [content]
-        shown = [FORMULA.sub(_bracket, part) if isinstance(part, str) else part for part in parts]
+        shown = [_lay_out_typed(part) if isinstance(part, str) else part for part in parts]
         return {**message, "content": shown if isinstance(content, list) else shown[0]}
     return {**message, "content": _lay_out(content)} if isinstance(content, str) and not metadata else message
 
 
 def take_back(shown: str, written: str) -> str:
-    """Return an edited question with the formulas as they were written before `lay_out`."""
+    """Return an edited question with HTML and formulas as they were written before `lay_out`."""
+    for sign, reference in REFERENCES.items():
+        shown = shown.replace(reference, sign)
     for match in FORMULA.finditer(written):
         shown = shown.replace(_bracket(match), match[0])
     return shown
@@ -126,6 +133,24 @@ def fence(text: str) -> str:
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     mark = "`" * (longest + 1)
     return f"{mark}\n{text.rstrip()}\n{mark}"
+
+
+def _lay_out_typed(text: str) -> str:
+    """Return a person's text as Markdown that shows HTML as it was typed."""
+    shown, end, is_list = "", 0, False
+    for match in FORMULA.finditer(text):
+        before, part = text[end : match.start()], _bracket(match)
+        if lines := UNINDENTED.findall(before):
+            is_list = LIST_ITEM.match(lines[-1]) is not None
+        # In a list, an indented line is text. Amounts of money are no formula.
+        is_text = is_list if match["indented"] else match["formula"] and part == match[0]
+        shown += _escape(before) + (_escape(part) if is_text else part)
+        end = match.end()
+    return shown + _escape(text[end:])
+
+
+def _escape(text: str) -> str:
+    return HTML_START.sub(lambda match: REFERENCES[match[0]], text)
 
 
 def _lay_out(text: str) -> str:

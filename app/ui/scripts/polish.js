@@ -23,7 +23,15 @@ const name = () => {
   // Under one name the choices are one stop of the Tab key, and arrow keys move among them.
   for (const box of document.querySelectorAll(".chips input")) if (box.name !== "schema") box.name = "schema";
   for (const box of document.querySelectorAll("#talk li input[type=checkbox]:not([aria-label])")) box.setAttribute("aria-label", box.parentElement.textContent.trim() || "Task");
-  for (const box of document.querySelectorAll("#talk div[data-testid][aria-label]:not([role])")) box.setAttribute("role", "group");
+  for (const box of document.querySelectorAll("#talk div[data-testid][aria-label]:not([role])")) {
+    box.setAttribute("role", "group");
+    box.setAttribute("aria-label", asTyped(box.getAttribute("aria-label")));
+  }
+  for (const box of document.querySelectorAll("#chatbot .user-row textarea:not([data-typed])")) {
+    box.dataset.typed = "yes";
+    box.value = asTyped(box.value);
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+  }
   // Gradio calls the examples a list, but its items are buttons.
   for (const box of document.querySelectorAll("#chatbot .examples[role=list]")) { box.setAttribute("role", "group"); box.setAttribute("aria-label", "Examples"); }
   const talk = document.querySelector("#talk");
@@ -33,6 +41,10 @@ const name = () => {
   keepFocus();
   for (const box of document.querySelectorAll(".cm-scroller, #talk, #talk pre")) if (box.tabIndex !== 0) box.tabIndex = 0;
 };
+// A question's HTML stands in the page as references (conversation.py), which are for display only.
+const asTyped = (text) => text.replace(/&#00(38|60);/g, (_, code) => String.fromCharCode(code));
+const clipboard = navigator.clipboard, copy = clipboard?.writeText.bind(clipboard);
+if (copy) clipboard.writeText = (text) => copy(asTyped(text));
 // The conversation stays at its end while it grows, unless a person has scrolled up to read; what was just asked is
 // always shown. Not by a reversed column: there every new line moves, and draws, all that stands above it.
 const pin = (talk) => {

@@ -61,6 +61,18 @@ def test_formulas_between_dollars_are_shown_and_amounts_and_code_stay(text: str,
     assert take_back(shown or text, text) == text
 
 
+@pytest.mark.parametrize(("text", "num_escaped"), [
+    ("<b>you</b> &amp; <!-- I --> a < b && c", 4), ("$5 <u>and</u> $6", 2), ("- a\n\n    <b>in a list", 1),
+    ("see ```html\n<p>", 1), ("`<b>` ``<i>`` ```<u>``` <https://a.example>", 0), ("    <b>code\n\n    <i>", 0),
+    ("~~~\n<b>\n~~~\n> ```html\n> &lt;<b>", 0), (r"$a<b$ \(c<d\) $$a<b$$", 0),
+])
+def test_html_of_a_question_is_shown_as_it_was_typed(text: str, num_escaped: int) -> None:
+    shown = lay_out([user_message(text)])[0]["content"]
+    assert shown.count("&#00") == num_escaped
+    assert take_back(shown, text) == text
+    assert "&#00" not in lay_out([answer_message(text)])[0]["content"]
+
+
 def test_text_is_read_from_all_forms_that_gradio_uses() -> None:
     blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert [read_text("ab"), read_text(blocks), read_text(blocks[0]), read_text(None)] == ["ab", "ab", "a", ""]
