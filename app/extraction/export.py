@@ -22,7 +22,8 @@ Path = tuple[str, ...]  # keys of the path to a field
 
 FORMATS = ("jsonl", "csv", "xlsx", "parquet")  # in the order in which they are offered
 # Columns about the run, in front of the record's own.
-ABOUT = ("source", "valid", "finish_reason", "confidence", "to_check", "error")
+ABOUT = ("source", "model", "valid", "finish_reason", "confidence", "to_check", "error")
+RARE = ("model", "error")  # absent if no record has them
 MAX_CELLS = 20_000_000  # records whose keys all differ would fill the memory
 MAX_SHEET_ROWS, MAX_CELL_CHARS = 2**20, 32_767  # of Excel
 NOT_IN_CELL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
@@ -69,7 +70,7 @@ def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     `confidence` is the lowest of the record's values, `to_check` the JSON pointers of flagged values.
     """
-    about = [name for name in ABOUT if name != "error" or any("error" in each for each in records)]
+    about = [name for name in ABOUT if name not in RARE or any(name in each for each in records)]
     given: list[dict[Path, Any]] = [{(name,): cell for name, cell in each.get("row", {}).items()} for each in records]
     found = [dict(_flatten(each.get("record"))) for each in records]
     given_names = _name_columns(given, "row", about)

@@ -104,9 +104,9 @@ class BatchRun:
 
     @property
     def for_files(self) -> list[Record]:
-        """Return the finished records in row order, as they are written into files."""
+        """Return the finished records in row order, as they are written into files, with the model that read them."""
         return [
-            {name: value for name, value in self.records[index].items() if name not in INNER}
+            {name: value for name, value in self.records[index].items() if name not in INNER} | {"model": self.model}
             for index in sorted(self.records)
         ]
 

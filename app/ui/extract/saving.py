@@ -23,15 +23,16 @@ FILE_FORMATS = {"json": "Save JSON", "csv": "Save CSV", "xlsx": "Save Excel"}
 
 
 def save_record(file_format: str, shown: Shown | None) -> dict[str, str]:
-    """Return the record as it was corrected, as the name and the content of a file."""
+    """Return the record as it was corrected, with the model that read it, as the name and the content of a file."""
     if shown is None:
         raise gr.Error("There is no record yet: extract one first.", print_exception=False)
-    result = shown.result
+    result, about = shown.result, {"source": shown.result.source, "model": shown.model, "approved": shown.is_approved}
     try:
         if file_format == "json":
-            content = f"{json.dumps(result.record, indent=2, ensure_ascii=False)}\n".encode()
+            saved = about | {"to_check": shown.to_check, "record": result.record}
+            content = f"{json.dumps(saved, indent=2, ensure_ascii=False)}\n".encode()
         else:
-            content = export([result.to_json() | {"flags": dict.fromkeys(shown.to_check, ())}], file_format)
+            content = export([result.to_json() | about | {"flags": dict.fromkeys(shown.to_check, ())}], file_format)
     except (ExportError, UnicodeEncodeError) as error:
         raise gr.Error(f"The record cannot be saved: {error}.", print_exception=False) from error
     name = f"{Path(result.source).stem or 'record'}.{file_format}"

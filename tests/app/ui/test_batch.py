@@ -306,6 +306,7 @@ async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections(ma
     following = show(tab, await correct(tab, page, action="approve"))
     assert "1 approved" in following.progress and ">approved<" in following.records
     assert "Row 4 of 4" in following.place and following.index == 3  # the next one with a record
+    assert b'"model": "fake"' in read(following.jsonl) and b",fake," in read(following.csv)
     assert b'"approved": true' in read(following.jsonl) and b'"corrected": ["/name"]' in read(following.jsonl)
     back = show(tab, await tab.review.go_back(3, REQUEST))
     assert back.index == 0 and "typed by you" in back.fields and "Approved" in back.fields

@@ -245,8 +245,10 @@ async def test_a_record_is_saved_as_it_was_corrected() -> None:
     tab, _ = make_tab()
     shown = (await act(tab, (await run(tab))[-1].shown, "check", "/name", age="37")).shown
     saved = {file_format: base64.b64decode(save_record(file_format, shown)["data"]) for file_format in FILE_FORMATS}
-    assert json.loads(saved["json"]) == {"name": "Ada", "age": 37}
-    assert b"Ada,37" in saved["csv"] and saved["xlsx"].startswith(b"PK")
+    assert json.loads(saved["json"]) == {
+        "source": "", "model": "fake", "approved": False, "to_check": [], "record": {"name": "Ada", "age": 37}
+    }
+    assert b"Ada,37" in saved["csv"] and b",fake," in saved["csv"] and saved["xlsx"].startswith(b"PK")
     with pytest.raises(gr.Error, match="extract one first"):
         save_record("csv", None)
 
