@@ -5,7 +5,7 @@ text, if its item repeats an earlier one without a place of its own, if the mode
 check across fields fails. Values that are chosen (enum, true, false) need not be in the text. Below LOW_CONFIDENCE, on
 the project's hand-written and unseen sets, fewer than about three of four values of the demo model were right; for
 other models approved records give such a bound. Without one the confidence only ranks the values: the lowest third is
-flagged.
+flagged, of a large record the lowest few.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOW_CHOICE_CONFIDENCE = 0.95
 NOT_FOUND = "not in the text"
 UNSURE = "the model was unsure"
 LEAST_SURE = "the model was least sure here"
-SHARE_OF_LEAST_SURE = 1 / 3
+SHARE_OF_LEAST_SURE, MAX_LEAST_SURE = 1 / 3, 5
 SHARED = "shares its place in the text with another field"
 LOOPED = "because the model repeated itself"  # in the notes on lists and texts that were ended
 ENDED = "the model repeated itself here; what follows may be missing"
@@ -61,14 +61,14 @@ def find_flags(
             reasons.append(NOT_FOUND)
         if sure is not None and sure < (min(bound, LOW_CHOICE_CONFIDENCE) if is_choice else bound):
             reasons.append(UNSURE)
-        elif leaf.pointer in least:
-            reasons.append(LEAST_SURE)
         if leaf.pointer in ended:
             reasons.append(ENDED)
         if leaf.pointer in repeated:
             reasons.append(REPEATED)
         elif leaf.pointer in shared:
             reasons.append(SHARED)
+        if leaf.pointer in least and not reasons:
+            reasons.append(LEAST_SURE)
         if reasons:
             flags[leaf.pointer] = tuple(reasons)
     return flags
@@ -81,9 +81,9 @@ def is_chosen(schema: Schema, leaf: Leaf) -> bool:
 
 
 def _list_least_sure(confidence: Mapping[str, float]) -> set[str]:
-    """Return the pointers of the lowest third, without those of which the model was certain."""
+    """Return the pointers of the lowest third, at most a few, without those of which the model was certain."""
     unsure = sorted((sure, pointer) for pointer, sure in confidence.items() if sure < LOW_CONFIDENCE)
-    return {pointer for _, pointer in unsure[: math.ceil(len(confidence) * SHARE_OF_LEAST_SURE)]}
+    return {pointer for _, pointer in unsure[: min(math.ceil(len(confidence) * SHARE_OF_LEAST_SURE), MAX_LEAST_SURE)]}
 
 
 def _list_ended(leaves: Sequence[Leaf], notes: Iterable[str]) -> set[str]:

@@ -25,6 +25,7 @@ NO_SOURCE = (
     "<p>After an extraction it is shown here with its evidence marked.</p></div>"
 )
 STOPPED = "stopped: it repeated itself"
+LOOK_FIRST = "Look at the marked, then approve"
 HELP = "Enter: this value is right, on to the next. Alt and arrow: step. Esc: as before."
 
 
@@ -110,7 +111,7 @@ class _View:
                     body.append(f'<tr class="group"><th colspan="2">{show_path(parent)}{items}</th></tr>')
             inner = ' class="inner"' if parent else ""
             name = f'<th scope="row"{inner}>{show_name(leaf.path[-1:])}</th>'
-            value = self._render_value(leaf) + self._render_notes(leaf)
+            value = self._render_value(leaf) + "".join(_render_note(*note) for note in self._list_notes(leaf))
             body.append(f"<tr {self._mark(number, leaf)}>{name}<td>{value}</td></tr>")
         return f"<table><tbody>{''.join(body)}</tbody></table>"
 
@@ -129,8 +130,13 @@ class _View:
             )
             buttons = f'<td class="items">{self._render_items((*path, index))}</td>' if self.shown else ""
             rows.append(f"<tr><th scope='row'>{int(index) + 1}</th>{tds}{buttons}</tr>")
-            if notes := "".join(self._render_notes(leaf, show_path(name)) for name, (_, leaf) in cells.items()):
-                rows.append(f'<tr class="value-notes"><td></td><td colspan="{len(columns) + 1}">{notes}</td></tr>')
+            # One line for all values of the item with the same reason.
+            notes: dict[tuple[str, str], list[str]] = {}
+            for name, (_, leaf) in cells.items():
+                for note in self._list_notes(leaf, is_in_grid=True):
+                    notes.setdefault(note, []).append(show_path(name))
+            if lines := "".join(_render_note(*note, ", ".join(names)) for note, names in notes.items()):
+                rows.append(f'<tr class="value-notes"><td></td><td colspan="{len(columns) + 1}">{lines}</td></tr>')
         heads = "".join(f'<th scope="col">{show_name(name)}</th>' for name in columns)
         end = '<td class="items"></td>' if self.shown else ""
         return (
@@ -173,10 +179,10 @@ class _View:
             words += ["by-hand"] * (pointer in self.shown.by_hand)
         return f'data-field="{number}" class="{" ".join(words)}"'
 
-    def _render_notes(self, leaf: Leaf, name: str = "") -> str:
-        """Return the notes on a value: reasons to check it, who typed it, the value approved before."""
+    def _list_notes(self, leaf: Leaf, is_in_grid: bool = False) -> list[tuple[str, str]]:
+        """Return kind and text of the notes on a value: why to check it, who typed it, the value approved before."""
         if self.shown is None:
-            return ""
+            return []
         pointer, notes = leaf.pointer, []
         is_checked = pointer in self.shown.checked
         if pointer in self.reasons:
@@ -192,14 +198,13 @@ class _View:
         page = self.shown.find_page(evidence)
         where = ["written differently in the text"] * (evidence is not None and evidence.match == "normalised")
         where += [f"page {page}"] * bool(page)
-        if not name and where:
+        if not is_in_grid and where:
             notes.append(("aside", ", ".join(where)))
         change = self.changes.get(pointer)
         if change is not None and change.kind in ("changed", "new"):
             before = "absent" if change.kind == "new" else json.dumps(change.verified, ensure_ascii=False)
             notes.append(("check", f"approved before: {before}"))
-        lead = f"<b>{name}</b> " if name else ""
-        return "".join(f'<small class="tell {kind}">{lead}{html.escape(text)}</small>' for kind, text in notes)
+        return notes
 
     def _render_items(self, path: Path) -> str:
         """Return the buttons of a list item."""
@@ -213,6 +218,11 @@ class _View:
             f'aria-label="{word} {name}" title="{word} {name}">{sign}</button>'
             for action, word, sign in (("add", "Add an item after", "+"), ("remove", "Remove", "×"))
         )
+
+
+def _render_note(kind: str, text: str, names: str = "") -> str:
+    lead = f"<b>{names}</b> " if names else ""
+    return f'<small class="tell {kind}">{lead}{html.escape(text)}</small>'
 
 
 def _find_lists(leaves: Sequence[Leaf]) -> set[Path]:
@@ -236,16 +246,15 @@ def _render_review(shown: Shown) -> str:
     changes = shown.changes.values()
     num_same = sum(change.kind == "same" for change in changes)
     against = f'<span class="against">{num_same} of {len(changes)} fields as approved before</span>' if changes else ""
-    disabled = " disabled" if shown.is_approved else ""
-    num_to_look = len(set(shown.to_check).intersection(shown.unseen))
-    unseen = f", {len(shown.unseen)} unseen" if shown.unseen else ""
-    approve = f"Look at {num_to_look}, then approve" if num_to_look else f"Approve{unseen}"
-    if shown.is_approved:
-        approve = f"Approved{unseen}"
+    word = "Approved" if shown.is_approved else "Approve" if shown.result.valid else "Approve when valid"
+    disabled = "" if word == "Approve" else " disabled"
+    unseen = f", {len(shown.unseen)} unseen" if shown.unseen and word != "Approve when valid" else ""
+    is_to_look = word == "Approve" and not set(shown.to_check).isdisjoint(shown.unseen)
+    approve = LOOK_FIRST if is_to_look else f"{word}{unseen}"
     return (
         f'<div class="review"><button type="button" data-act="next" data-key="next" title="{HELP}"'
         f'{"" if shown.to_check else " disabled"}>{text}</button>'
-        f'<button type="button" class="approve" data-act="approve" data-key="approve"{disabled}>'
+        f'<button type="button" class="approve" data-act="approve" data-key="approve" data-word="{word}"{disabled}>'
         f"{approve}</button>{against}</div>"
     )
 

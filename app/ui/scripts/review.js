@@ -62,8 +62,8 @@ element.addEventListener("focusin", ({ target }) => {
   globalThis.lookedAt = target.dataset.pointer;
   target.closest("[data-field]").classList.add("seen");
   const [numToLook, numUnseen] = [".flagged", "[data-field]"].map((cells) => all(`${cells}:not(.seen)`).length);
-  const button = element.querySelector(".approve"), word = button?.disabled ? "Approved" : "Approve";
-  if (button) button.textContent = numToLook && !button.disabled ? `Look at ${numToLook}, then approve` : numUnseen ? `${word}, ${numUnseen} unseen` : word;
+  const button = element.querySelector(".approve"), word = button?.dataset.word;
+  if (!numToLook && button && word !== "Approve when valid") button.textContent = numUnseen ? `${word}, ${numUnseen} unseen` : word;
   trigger("look");
 });
 element.addEventListener("change", ({ target }) => { if (target.matches?.(".value") && isEdited(target)) act("edit", target.dataset.pointer); });

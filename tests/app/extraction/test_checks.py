@@ -96,6 +96,9 @@ def test_without_measurements_the_least_sure_third_is_flagged_and_never_what_is_
     leaves = scan('{"a": true, "b": true, "c": true, "d": true} ').leaves
     sure = {"/a": 0.6, "/b": 0.4, "/c": 0.7, "/d": 1.0}
     assert find_flags({}, leaves, sure, {}, sure_from=None) == {"/a": (LEAST_SURE,), "/b": (LEAST_SURE,)}
+    many = {f"/{number}": number / 100 for number in range(60)}
+    leaves = scan(json.dumps(dict.fromkeys((pointer[1:] for pointer in many), True)) + " ").leaves
+    assert list(find_flags({}, leaves, many, {}, sure_from=None)) == list(many)[:5]
     certain = dict.fromkeys(sure, 0.999)
     assert find_flags({}, leaves, certain, {}, sure_from=None) == {}
 

@@ -44,7 +44,7 @@ async def test_values_and_source_are_escaped_and_linked() -> None:
 async def test_a_flagged_value_says_why_in_the_open_and_a_sure_one_has_no_figure() -> None:
     page = show(result := await extract("nobody"))
     assert page.count("Check: not in the text") == 2 and ">2 to check</button>" in page
-    assert ">Look at 2, then approve</button>" in page
+    assert ">Look at the marked, then approve</button>" in page
     assert "<mark" not in render_source(result.leaves, result.evidence, "nobody")
     found = dataclasses.replace(await extract("Ada <b> 36"), flags={"/name": ("the model was unsure",)})
     page = show(found)
@@ -52,6 +52,10 @@ async def test_a_flagged_value_says_why_in_the_open_and_a_sure_one_has_no_figure
     checked = Shown(found, "", PERSON, "fake").act({"action": "check", "pointer": "/name"})
     page = render_fields(checked)
     assert "checked by you: the model was unsure" in page and ">Approve, 1 unseen</button>" in page
+
+
+async def test_a_record_that_is_not_valid_cannot_be_approved() -> None:
+    assert " disabled>Approve when valid</button>" in show(await extract("Ada", '{"name": "Ada", "age": "x"}'))
 
 
 async def test_an_approval_says_what_nobody_looked_at() -> None:
@@ -85,7 +89,9 @@ async def test_a_list_is_a_grid_with_a_row_for_each_item_and_says_what_it_may_la
     assert page.count('class="grid"') == 2 and re.findall(r'scope="col">(\w+)<', page) == ["name", "price", "value"]
     assert page.count("<th scope='row'>1</th>") == 2 and 'aria-label="lines › 2 › name"' in page
     assert "2 rows</small>" in page and "the text has a table of 3 rows" in page and "was ended after item 2" in page
-    assert 'class="value-notes"' in page and "<b>name</b>" not in page.split('class="value-notes"')[0]
+    assert "<small" not in page.split('class="value-notes"')[0].split("<tbody>")[-1]
+    both = dataclasses.replace(result, flags=dict.fromkeys(("/lines/0/name", "/lines/0/price"), ("unsure",)))
+    assert '<small class="tell check"><b>name, price</b> Check: unsure</small>' in render_fields(Shown(both, text, {}, ""))
 
 
 @pytest.mark.parametrize(
