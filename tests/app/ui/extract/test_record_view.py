@@ -91,7 +91,8 @@ async def test_a_list_is_a_grid_with_a_row_for_each_item_and_says_what_it_may_la
     assert "2 rows</small>" in page and "the text has a table of 3 rows" in page and "was ended after item 2" in page
     assert "<small" not in page.split('class="value-notes"')[0].split("<tbody>")[-1]
     both = dataclasses.replace(result, flags=dict.fromkeys(("/lines/0/name", "/lines/0/price"), ("unsure",)))
-    assert '<small class="tell check"><b>name, price</b> Check: unsure</small>' in render_fields(Shown(both, text, {}, ""))
+    page = render_fields(Shown(both, text, {}, ""))
+    assert '<small class="tell check"><b>name, price</b> Check: unsure</small>' in page
 
 
 @pytest.mark.parametrize(
