@@ -58,7 +58,7 @@ def make_demo(context: ApiContext, chat_context: ApiContext | None = None, pool:
                 extract.build(demo)
             with gr.Tab("Batch", elem_id="batch-tab") as batch_tab:
                 batch = BatchTab(context, examples, pool=pool)
-                batch.build(demo, extract.panel)
+                batch.build(demo, extract.panel, extract.to_batch, extract.opened)
             with gr.Tab("Chat", elem_id="chat-tab"):
                 chat = ChatTab(
                     talker, describe_model(talker), choose_examples(talker), context.store, choose_settings(talker),

@@ -13,6 +13,9 @@ from app.api.model_pool import ModelPool
 from app.ui.explain import Explanation
 from engine import Engine, InvalidRequest, LoRARequest
 
+READ_CHOICE = """(chosen) => { try { return sessionStorage.getItem("%s") || chosen; } catch { return chosen; } }"""
+KEEP_CHOICE = """(chosen) => { try { sessionStorage.setItem("%s", chosen); } catch { /* forbidden */ } }"""
+
 
 class ModelChoice:
     """The model of a tab, its adapters, and further models.
@@ -78,10 +81,15 @@ class ModelChoice:
 
 
 class ReaderChooser:
-    """The choice of the model that extracts, on the page while more than one is loaded."""
+    """The choice of the model that extracts, on the page while more than one is loaded; kept for a reload.
 
-    def __init__(self, models: ModelChoice) -> None:
+    Args:
+        tab: the name under which the browser keeps the choice.
+    """
+
+    def __init__(self, models: ModelChoice, tab: str) -> None:
         self.models = models
+        self.key = f"troupe-reader {tab}"
 
     def build(self) -> None:
         """Put the choice on the page, hidden until `offer` finds several models."""
@@ -93,14 +101,16 @@ class ReaderChooser:
 
     def connect(self, *opening: Any) -> None:
         """Offer the models whenever one of these events comes: the page or its tab is opened."""
-        gr.on(opening, self.offer, self.dropdown, self.dropdown, show_progress="hidden", api_visibility="private")
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        gr.on(opening, self.offer, self.dropdown, self.dropdown, js=READ_CHOICE % self.key, **quiet)
+        self.dropdown.change(None, self.dropdown, None, js=KEEP_CHOICE % self.key, queue=False, **quiet)
 
     async def offer(self, chosen: str) -> Any:
         """Offer the models that are loaded now; if the chosen one is not, say so and choose the tab's own."""
         names, shown = self.models.list_loaded(), self.show(chosen)
         if chosen not in names:
             gr.Warning(f"{chosen} is not loaded any more. {names[0]} reads from now on.")
-        else:
+        elif chosen == names[0]:
             del shown["value"]  # the page opens at the same time with the model of its record
         return shown
 

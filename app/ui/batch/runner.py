@@ -61,7 +61,7 @@ class BatchRunner:
     ) -> None:
         self.context = context
         self.models = ModelChoice(context.engine, pool)
-        self.reader = ReaderChooser(self.models)
+        self.reader = ReaderChooser(self.models, "batch")
         self.store = context.store
         self.examples = examples
         self.interval_s = interval_s

@@ -34,6 +34,7 @@ from app.ui.batch.view import (
 from app.ui.examples import Examples
 from app.ui.explain import Explanation
 from app.ui.extract.desk import Update
+from app.ui.extract.pages import Opened
 from app.ui.extract.schema_panel import SchemaPanel
 from app.ui.owner import find_owner
 from app.ui.scripts import read_kept, read_script
@@ -41,6 +42,8 @@ from grammar import GrammarError
 
 FILE_TYPES = [".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".log", ".xml", ".json", ".pdf", *OFFICE_TYPES]
 GONE = "The server does not have the files any more: open them again to run more rows."
+INPUTS = "Files, column and schema"
+TO_BATCH = """(opened) => { location.hash = "batch"; return [opened]; }"""
 MAX_OPENED, MAX_OPENED_BYTES = 20, 1_000_000  # of one owner, as the projects of the Extract tab
 
 
@@ -54,8 +57,13 @@ class BatchTab(BatchRunner):
         super().__init__(context, examples, interval_s, pool)
         self.review = RowReview(context, self.shown, self._redraw)
 
-    def build(self, demo: gr.Blocks, of_extract: SchemaPanel) -> None:
-        """Put the tab's components on the page and connect them."""
+    def build(self, demo: gr.Blocks, of_extract: SchemaPanel, to_batch: gr.Button, table: gr.State) -> None:
+        """Put the tab's components on the page and connect them.
+
+        Args:
+            of_extract: the schema of the Extract tab.
+            to_batch: the button that opens the table of the Extract tab here.
+        """
         with gr.Row(elem_id="batch", equal_height=False):
             with gr.Column(scale=3, min_width=280):
                 self._build_inputs()
@@ -69,8 +77,11 @@ class BatchTab(BatchRunner):
         outputs = [self.progress, self.records, *buttons, self.reader.dropdown]
         choice = [self.column, self.schema, of_extract.code]
         opened = [self.files, self.column, *outputs, self.review.panel]
-        self.files.change(self.open_files, [self.files, self.schema], opened, **at_once)
-        self.folder.upload(self.open_folder, [self.folder, self.schema], opened, **at_once)
+        begun = [
+            self.files.change(self.open_files, [self.files, self.schema], opened, **at_once),
+            self.folder.upload(self.open_folder, [self.folder, self.schema], opened, **at_once),
+            to_batch.click(self.open_table, table, [*opened, self.schema], js=TO_BATCH, **at_once),
+        ]
         for part in (self.column, self.schema):
             part.input(self.show_choice, choice, self.records, **at_once)
         of_extract.code.change(self.show_schema, choice, self.records, trigger_mode="always_last", **at_once)
@@ -82,13 +93,17 @@ class BatchTab(BatchRunner):
         self.run_button.click(self.run_all, inputs, outputs, **quiet)
         self.again.click(self.run_again, self.order, outputs, **quiet)
         self.samples.click(self.run_samples, [self.order, reader], [*opened, self.schema], **quiet)
+        choices = [self.column, self.schema, reader]
+        for event in (*begun, attached):
+            event.then(self.describe, choices, self.inputs, **at_once)
+        gr.on([part.change for part in choices], self.describe, choices, self.inputs, **at_once)
         self.order.input(self.sort, self.order, self.records, **at_once)
         self.stop_button.click(self.stop, None, None, **at_once)
         self.review.connect(self.records, [self.progress, self.records, *self.downloads])
 
     def _build_inputs(self) -> None:
         # Its heading is there on small screens only, where batch.js folds it when files are open.
-        with gr.Accordion("Files, column and schema", elem_id="batch-inputs", elem_classes="fold"):
+        with gr.Accordion(INPUTS, elem_id="batch-inputs", elem_classes="fold") as self.inputs:
             self.files = gr.File(
                 label="CSV, JSONL, texts or PDFs", file_count="multiple", file_types=FILE_TYPES, height=150,
                 elem_id="batch-files",
@@ -151,6 +166,19 @@ class BatchTab(BatchRunner):
             self.review.panel: gr.update(visible=False),
             **(await self._save(stopped) if stopped else {}),
         }
+
+    async def open_table(self, opened: Opened, request: gr.Request) -> Update:
+        """Open the table of the Extract tab, to be read with the schema that is chosen there."""
+        paths = [str(opened.path)]
+        return {
+            **await self.open_files(paths, AS_IN_EXTRACT, request), self.schema: AS_IN_EXTRACT, self.files: paths
+        }
+
+    async def describe(self, column: str | None, schema: str, model: str, request: gr.Request) -> Any:
+        """Return the heading of the folded inputs: what is open, and how it will be read."""
+        paths = self.tables.paths.get(str(request.session_hash), [])
+        files = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
+        return gr.update(label=" · ".join([files, column or "no column", schema, model]) if paths else INPUTS)
 
     def _show_table(self, table: Table, column: str | None, batch_id: str) -> Update:
         return {

@@ -60,7 +60,7 @@ class ExtractRun:
     def __init__(self, engine: Engine, store: Store, interval_s: float, pool: ModelPool | None = None) -> None:
         self.engine = engine
         self.models = ModelChoice(engine, pool)
-        self.reader = ReaderChooser(self.models)
+        self.reader = ReaderChooser(self.models, "extract")
         self.store = store
         self.interval_s = interval_s
         self.stops = Stops()

@@ -24,7 +24,7 @@ from app.ui.extract.approvals import read_trust, render_trust
 from app.ui.extract.desk import Update, find_first_page
 from app.ui.extract.pages import Opened, open_path, show_page
 from app.ui.extract.projects import is_same_text, list_recent, put_project, render_name
-from app.ui.extract.record_view import NO_SOURCE, render_badge, render_source
+from app.ui.extract.record_view import NO_SOURCE, render_source
 from app.ui.extract.reliability import render_calibration
 from app.ui.extract.run import NO_TEXT, ExtractRun, add_example, choose_tab
 from app.ui.extract.saving import FILE_FORMATS, SAVE, save_record
@@ -37,7 +37,7 @@ from app.ui.scripts import read_script
 from engine import Engine
 
 FILE_TYPES = ["text", ".md", ".csv", ".log", ".xml", ".pdf", *OFFICE_TYPES]
-IN_BATCH = "read here as one text; in Batch each of its rows becomes a record"
+IN_BATCH = "A table, read here as one text. In Batch each of its rows becomes a record ›"
 # The text that the page opens with.
 PROOF = "invoice 2"
 LEAD = (
@@ -59,7 +59,7 @@ const is_new = ["", "#extract"].includes(location.hash) && !draft && !project &&
 // What is typed before the proof arrives is given back by review.js.
 const keep = () => { if (!document.querySelector("#source-name span")) globalThis.typedBefore = box.value; };
 if (is_new && box) box.oninput = keep;
-return [{ project, draft, is_new }, ...inputs.slice(1)];
+return [{ project, draft, is_new, reader: read("troupe-reader extract") }, ...inputs.slice(1)];
 }"""
 KEEP_PROJECT = """watch("value", () => {
 if (typeof props.value !== "string") return;
@@ -130,6 +130,7 @@ class ExtractTab(ExtractRun):
             self.upload = gr.UploadButton(
                 "Open file", file_types=FILE_TYPES, size="sm", scale=0, min_width=100, elem_id="open-file"
             )
+        self.to_batch = gr.Button(IN_BATCH, size="sm", visible=False, elem_id="to-batch")
         with gr.Tabs(selected="text", elem_id="source-tabs") as self.source_tabs:
             with gr.Tab("Text", id="text"):
                 self.text = gr.Textbox(
@@ -179,6 +180,7 @@ class ExtractTab(ExtractRun):
         ran = [*desk.parts, self.figures, self.trust, self.source_tabs, self.run_button, self.stop_button, self.page]
         ran += [self.reader.dropdown, self.calibration]
         file = [self.name, self.text, self.image, self.image_tab, self.page_tab, self.opened, self.sample]
+        file.append(self.to_batch)
         inputs = [self.text, panel.code, panel.problem, *settings, self.opened, self.reader.dropdown]
         proved = [*ran, *file, *panel.views]
         demo.load(self.open, self.kept, [*proved, self.project], js=READ_OPENING, **quiet)
@@ -243,7 +245,10 @@ class ExtractTab(ExtractRun):
             gr.Info(describe_keeping(self.store, owner))
         found = await self.store.run(objects.get, owner, "project", project) if project else None
         if found is not None:
-            yield await self._draw(found, owner, kept.get("draft"))
+            drawn = await self._draw(found, owner, kept.get("draft"))
+            if kept.get("reader"):
+                drawn[self.reader.dropdown] = self.reader.show(kept["reader"])
+            yield drawn
         elif kept.get("is_new"):
             async with aclosing(self.prove(request)) as updates:
                 async for update in updates:
@@ -344,6 +349,7 @@ class ExtractTab(ExtractRun):
             self.image: str(opened.path) if opened is not None and is_photo else None,
             self.image_tab: gr.update(visible=is_photo), self.page: "",
             self.page_tab: gr.update(visible=is_pdf), self.opened: opened, self.sample: "",
+            self.to_batch: gr.update(visible=opened is not None and opened.is_table),
         }
 
     async def describe(
@@ -385,8 +391,7 @@ class ExtractTab(ExtractRun):
             advice = "Open a PDF with text in it, a Word, Excel, PowerPoint, HTML, mail or text file."
             return self._put("", badge=Explanation("This file cannot be read.", f"{error}.", advice).as_html())
         page = await show_page(opened, 1) if opened.is_pdf else ""
-        badge = render_badge("plain", "table", IN_BATCH) if opened.is_table else ""
-        return {**self._put(opened.source.text, opened, badge), self.page: page}
+        return {**self._put(opened.source.text, opened), self.page: page}
 
 
 def open_sample(path: Path) -> Opened:

@@ -57,7 +57,7 @@ def build_tab() -> BatchTab:
     with gr.Blocks() as demo:
         panel.build_chooser()
         panel.build(demo)
-        tab.build(demo, panel)
+        tab.build(demo, panel, gr.Button(), gr.State())
     return tab
 
 
@@ -268,6 +268,20 @@ def test_a_download_that_failed_once_opens_again() -> None:
     closed, again = downloads.write_files([bad])[1], downloads.write_files([good])[1]
     assert closed["interactive"] is False and "an unpaired surrogate" in closed["label"]
     assert (again["visible"], again["interactive"], again["label"]) == (True, True, "Download CSV")
+
+
+async def test_a_table_of_the_extract_tab_is_opened_and_the_heading_names_what_is_open(
+    make_tab: MakeTab, tmp_path: Path
+) -> None:
+    (path := tmp_path / "orders.csv").write_text("id,note\n1,Ada is 36\n")
+    tab, _ = make_tab()
+    given: Any = SimpleNamespace(path=path)
+    update = await tab.open_table(given, REQUEST)
+    assert update[tab.files] == [str(path)] and update[tab.column]["value"] == "note"
+    assert update[tab.schema] == AS_IN_EXTRACT and "Ada is 36" in update[tab.records]
+    label = (await tab.describe("note", "person", "fake", REQUEST))["label"]
+    assert label == "orders.csv · note · person · fake"
+    assert (await tab.describe(None, "person", "fake", LATER))["label"] == "Files, column and schema"
 
 
 def correct(tab: BatchTab, page: Any, **data: Any) -> Any:

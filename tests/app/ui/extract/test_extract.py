@@ -69,7 +69,7 @@ def read(tab: ExtractTab, update: Any) -> Any:
         "figures": tab.figures, "tabs": tab.source_tabs, "run": tab.run_button, "stop": tab.stop_button,
         "page": tab.page, "page_tab": tab.page_tab, "text": tab.text, "name": tab.name, "opened": tab.opened,
         "trust": tab.trust, "form": panel.form, "schema": panel.code, "status": panel.status,
-        "chosen": panel.chooser, "fold": panel.fold,
+        "chosen": panel.chooser, "fold": panel.fold, "to_batch": tab.to_batch,
     }
     found = {} if update == gr.skip() else update
     return SimpleNamespace(**{name: found.get(part, gr.skip()) for name, part in parts.items()})
@@ -307,6 +307,7 @@ async def test_the_chosen_model_reads_and_stands_for_its_record() -> None:
     tab, engine = make_tab(pool=pool)
     offered = await tab.reader.offer("fake")
     assert offered["visible"] and [name for _, name in offered["choices"]] == ["fake", "large"]
+    assert "value" not in offered and (await tab.reader.offer("large"))["value"] == "large"  # kept by the browser
     shown = (await run(tab, model="large"))[-1].shown
     assert (shown.model, shown.result.record["name"], engine.requests) == ("large", "Eve", [])
     assert "Read by large" in (await act(tab, shown, "approve")).badge
@@ -317,6 +318,8 @@ async def test_the_chosen_model_reads_and_stands_for_its_record() -> None:
     (opened,) = [update async for update in tab.open({"project": project}, REQUEST)]
     assert opened[tab.desk.shown].model == opened[tab.reader.dropdown]["value"] == "large"
     assert "2 approved unseen do not count" in opened[tab.trust]
+    (opened,) = [update async for update in tab.open({"project": project, "reader": "fake"}, REQUEST)]
+    assert (opened[tab.desk.shown].model, opened[tab.reader.dropdown]["value"]) == ("large", "fake")
 
 
 async def test_a_model_that_is_not_loaded_any_more_is_named_and_the_others_are_offered() -> None:
@@ -352,11 +355,11 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     assert engine.requests[0].is_aborted
     # The run before writes nothing beside the new text; only its buttons change back.
     assert set((await running)[-1]) == {tab.run_button, tab.stop_button}
-    assert "Bob" in update.marked and not update.badge
+    assert "Bob" in update.marked and not update.badge and not update.to_batch["visible"]
     table = tmp_path / "rows.csv"
     table.write_text("name,age\nAda,36\n")
     update = read(tab, await tab.open_file(str(table), "fake", REQUEST))
-    assert "in Batch each of its rows becomes a record" in update.badge and "Ada,36" in update.marked
+    assert update.to_batch["visible"] and "Ada,36" in update.marked
     update = read(tab, await tab.open_file(str(bad), "fake", REQUEST))
     assert "not UTF-8" in update.badge and "Open a PDF" in update.badge
     # What was open before is neither shown nor extracted.
