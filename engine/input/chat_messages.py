@@ -10,51 +10,29 @@ from engine.input.images.source import Source, is_image, read_source
 
 # type of a content part -> the key of its text
 TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-
-
 # Stands for an image in the messages that a chat template gets.
 IMAGE_SLOT = {"type": "image"}
 
 
-def take_images(messages: object) -> tuple[list[dict[str, Any]], list[Source]]:
-    """Return the conversation with a slot for each image of its users, and the images in order.
-
-    Raises:
-        InvalidRequest: as `read_messages`; an image has an unknown form.
-    """
-    sources: list[Source] = []
-    return _read_all(messages, sources), sources
-
-
-def has_images(messages: Sequence[Any]) -> bool:
-    """Whether a content part is an image; the messages need not be valid."""
-    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
-    return any(
-        is_image(part) for content in contents if isinstance(content, list | tuple) for part in content
-    )
-
-
-def read_messages(messages: object) -> list[dict[str, Any]]:
+def read_messages(messages: object) -> tuple[list[dict[str, Any]], list[Source]]:
     """Copy a conversation with each content joined into one string; other keys are kept.
 
-    Content may be missing in an assistant message with tool calls. Content with slots of images stays a list.
+    Content may be missing in an assistant message with tool calls. Content with images stays a list of parts, with a
+    slot for each image.
+
+    Returns the conversation, and the images of its users in order.
 
     Raises:
         InvalidRequest: the error names the message and the problem.
     """
-    return _read_all(messages, None)
-
-
-def _read_all(messages: object, sources: list[Source] | None) -> list[dict[str, Any]]:
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         kind = type(messages).__name__
-        raise InvalidRequest(
-            f"messages must be a list of {{'role': ..., 'content': ...}}, not {kind}", "messages"
-        )
-    return [_read_message(f"messages[{i}]", message, sources) for i, message in enumerate(messages)]
+        raise _refuse(f"messages must be a list of {{'role': ..., 'content': ...}}, not {kind}")
+    sources: list[Source] = []
+    return [_read_message(f"messages[{i}]", message, sources) for i, message in enumerate(messages)], sources
 
 
-def _read_message(where: str, message: object, sources: list[Source] | None) -> dict[str, Any]:
+def _read_message(where: str, message: object, sources: list[Source]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise _refuse(f"{where} must be a mapping with role and content, not {type(message).__name__}")
     if not isinstance(message.get("role"), str):

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from engine.errors import InvalidRequest, PromptTooLong
-from engine.input.chat_messages import has_images, take_images
+from engine.input.chat_messages import read_messages
 from engine.input.images.intake import ImageIntake, ImagePrompt
 from engine.input.images.source import Source, read_source
 from engine.input.tokenizer import Tokenizer
@@ -151,13 +151,14 @@ class InputProcessor:
             )
         num_chars = count_chars(messages)
         self._check_length(num_chars, "messages")
-        sources: list[Source] = []
-        if has_images(messages):
-            if self._images is None:
+
+        def render() -> tuple[list[int], list[Source]]:
+            read, sources = read_messages(messages)
+            if sources and self._images is None:
                 raise InvalidRequest(NO_IMAGES, "messages")
-            messages, sources = take_images(messages)
-        ids = await run_aside(lambda: tokenizer.encode_chat(messages, **options), num_chars)
-        return await self._insert(ids, sources)
+            return tokenizer.encode_chat(read, **options), sources
+
+        return await self._insert(*await run_aside(render, num_chars))
 
     async def _insert(self, token_ids: list[int], sources: Sequence[Source]) -> list[int]:
         """Return the prompt with its images, if there are any."""

@@ -206,7 +206,7 @@ class Tokenizer:
                 `kwargs` contains a reserved name.
         """
         refuse_reserved_kwargs(kwargs)
-        read = read_messages(messages)
+        read, _ = read_messages(messages)
         if not self.has_chat_template:
             raise InvalidRequest(
                 "this model has no chat template. Use the completions API, "
@@ -235,7 +235,7 @@ class Tokenizer:
         """
         if self._escaper is None:
             return self.encode(self.apply_chat_template(messages, **options), add_special_tokens=False)
-        escaped, replaced = self._escaper.escape(read_messages(messages))
+        escaped, replaced = self._escaper.escape(read_messages(messages)[0])
         text = self.apply_chat_template(escaped, **options)
         return (
             self._escaper.encode(text, replaced) if replaced else self.encode(text, add_special_tokens=False)

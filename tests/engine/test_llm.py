@@ -122,9 +122,10 @@ def test_parts_are_joined_into_one_text(content: object) -> None:
 def test_other_keys_stay_and_the_callers_messages_too() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call], "name": "x"}]
-    assert read_messages(messages) == [{"role": "assistant", "content": "", "tool_calls": [call], "name": "x"}]
+    read, images = read_messages(messages)
+    assert (read, images) == ([{"role": "assistant", "content": "", "tool_calls": [call], "name": "x"}], [])
     assert messages[0]["content"] is None
-    assert read_messages([{"role": "assistant", "tool_calls": [call]}])[0]["content"] == ""
+    assert read_messages([{"role": "assistant", "tool_calls": [call]}])[0][0]["content"] == ""
 
 
 TEXT = {"type": "text", "text": "x"}
@@ -142,7 +143,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
         ([{"role": "assistant", "tool_calls": []}], "messages[0].content is missing"),
         (user(5), "messages[0].content must be a string or a list of text parts, not int"),
         (user(TEXT), "messages[0].content must be a string or a list of text parts, not dict"),
-        (user([TEXT, IMAGE]), "messages[0].content[1]: only text parts are supported, not 'image_url'"),
+        ([{"role": "system", "content": [TEXT, IMAGE]}], "messages[0].content[1]: only text parts are supported, not"),
         (user(["x"]), "messages[0].content[0]: only text parts are supported, not 'str'"),
         (user([{"type": ["text"], "text": "x"}]), "messages[0].content[0]: only text parts are supported"),
         (user([{"type": "text"}]), "messages[0].content[0].text must be a string, not NoneType"),
