@@ -18,7 +18,7 @@ from engine.cluster.core_host import CoreHost, LoadTokenizer, describe_error
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDead
 from engine.wire.frames import Link
-from engine.wire.link_messages import Configure, CoreFailed, CoreReady, CoreSilent, StepHangs, WakeUp
+from engine.wire.link_messages import Configure, CoreFailed, CoreReady, WakeUp
 
 ROOT = Path(__file__).resolve().parents[2]
 # Signals by which an operator or the kernel ends a process; a request does not cause them.
@@ -91,7 +91,7 @@ class LocalConnection:
     async def run(self, handle: Callable[[Any], None]) -> End:
         def report_hang(error: TimeoutError) -> None:
             self._hang.set()
-            handle(StepHangs(describe_error(error)))
+            handle(CoreFailed(describe_error(error), "hang"))
 
         serving = self._serving = asyncio.create_task(self._host.serve(handle, report_hang))
         try:
@@ -165,7 +165,7 @@ class LinkConnection:
             pulse.cancel()
             code = await asyncio.shield(self._end_process())
         if self._failure is not None:
-            kind = ConfigError if self._failure.is_config_error else EngineDead
+            kind = ConfigError if self._failure.kind == "config" else EngineDead
             return End(self._failure.message, kind(self._failure.message.removeprefix("ConfigError: ")))
         if code not in (None, 0, *OUTSIDE_SIGNALS):
             return End(f"exit code {code}", EngineDead(f"exit code {code}"))
@@ -188,7 +188,7 @@ class LinkConnection:
             is_working = self._is_loading or is_waiting or used_ticks > previous
             if silent_s >= (max(WORK_SILENCE_S, self._timeout_s) if is_working else self._timeout_s):
                 self._silence = f"it sent nothing for {silent_s:.1f} s"
-                handle(CoreSilent(self._silence))  # its requests need not wait for the end of the process
+                handle(CoreFailed(self._silence, "silence"))  # its requests need not wait for the end of the process
                 self._link.abort()
                 return
 

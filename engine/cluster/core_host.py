@@ -87,7 +87,7 @@ class CoreHost:
                 has_failed = True
                 if self._loaded is not None:
                     logger.error("the core crashed: %s", describe_error(error), exc_info=error)
-                deliver(CoreFailed(describe_error(error), isinstance(error, ConfigError)))
+                deliver(CoreFailed(describe_error(error), "config" if isinstance(error, ConfigError) else "crash"))
 
         def note_hang(error: TimeoutError) -> None:
             nonlocal has_failed

@@ -11,15 +11,7 @@ from typing import Any, Literal
 
 from engine.cluster.connection import Connection, Connector, End
 from engine.messages import CoreStats
-from engine.wire.link_messages import (
-    Asleep,
-    CoreFailed,
-    CoreReady,
-    CoreSilent,
-    Heartbeat,
-    StepHangs,
-    WakeUp,
-)
+from engine.wire.link_messages import Asleep, CoreFailed, CoreReady, Heartbeat, WakeUp
 
 logger = logging.getLogger("troupe.engine")
 
@@ -34,14 +26,14 @@ class Replica:
 
     Args:
         receive: gets the core's messages about requests and calls.
-        note_state: gets Asleep and StepHangs.
+        note_state: gets Asleep, and CoreFailed of a step that hangs.
         note_ready, note_down: called when the core begins and ceases to accept requests. `note_down` gets the cause,
             and whether the core crashed, as opposed to being killed or cut off.
     """
 
     def __init__(
         self, index: int, connector: Connector, max_restarts: int, receive: Callable[[Replica, Any], None],
-        note_state: Callable[[Replica, Asleep | StepHangs], None], note_ready: Callable[[Replica], None],
+        note_state: Callable[[Replica, Asleep | CoreFailed], None], note_ready: Callable[[Replica], None],
         note_down: Callable[[Replica, str, bool], None],
     ) -> None:
         self.index = index
@@ -127,7 +119,7 @@ class Replica:
 
     def _handle(self, message: Any) -> None:
         if self._has_failed:
-            if isinstance(message, StepHangs):
+            if isinstance(message, CoreFailed) and message.kind == "hang":
                 self._note_state(self, message)
             return
         match message:
@@ -140,13 +132,10 @@ class Replica:
                 self.max_num_seqs = resolved.scheduler.max_num_seqs
                 self.is_prefill_only = resolved.kv_role == "kv_producer"
                 self._note_ready(self)
-            case CoreFailed(message=cause):
-                self._go_down(cause, is_crash=True)
-            case CoreSilent(message=cause):
-                self._go_down(cause, is_crash=False)
-            case StepHangs(message=cause):
-                self._go_down(cause, is_crash=True)
-                self._note_state(self, message)
+            case CoreFailed(message=cause, kind=kind):
+                self._go_down(cause, is_crash=kind != "silence")
+                if kind == "hang":
+                    self._note_state(self, message)
             case Asleep(error=error):
                 self.state, self.error = "asleep", error
                 self._note_state(self, message)

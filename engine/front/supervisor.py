@@ -36,7 +36,7 @@ from engine.metrics import Histogram, Metrics, ReplicaStats
 from engine.model import ModelConfig, read_model_config
 from engine.model.implementation import EncoderConfig
 from engine.resolved_config import ResolvedConfig
-from engine.wire.link_messages import Asleep, StepHangs
+from engine.wire.link_messages import Asleep, CoreFailed
 
 logger = logging.getLogger("troupe.engine")
 
@@ -362,12 +362,12 @@ class Supervisor:
             self.state = state
         self._changed.set()
 
-    def _note_state(self, replica: Replica, message: Asleep | StepHangs) -> None:
+    def _note_state(self, replica: Replica, message: Asleep | CoreFailed) -> None:
         match message:
             case Asleep():
                 self._client.note_end(replica)
                 self._note_change()
-            case StepHangs(message=cause):
+            case CoreFailed(message=cause):
                 self.error = cause
                 if not any(each.is_up for each in self.replicas):
                     self._client.fail_all(EngineDead(f"the engine hangs: {cause}"))

@@ -8,7 +8,6 @@ front ──Sleep──▶ core ──Asleep──▶ front ──WakeUp──�
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -31,7 +30,7 @@ from engine.messages import (
 )
 from engine.resolved_config import ResolvedConfig
 
-PROTOCOL_VERSION = 7  # raise it with every change of a message or of MESSAGE_TYPES
+PROTOCOL_VERSION = 8  # raise it with every change of a message or of MESSAGE_TYPES
 
 
 class Configure(msgspec.Struct, frozen=True):
@@ -50,10 +49,16 @@ class CoreReady(msgspec.Struct, frozen=True):
 
 
 class CoreFailed(msgspec.Struct, frozen=True):
-    """The core could not start, or it crashed. What else it sends while it ends is ignored."""
+    """The core accepts no requests any more. What else it sends while it ends is ignored.
+
+    config    it could not start, and another start would fail in the same way
+    crash     it could not start for another reason, or it crashed
+    hang      in the front's process, a step does not end, so no other core can replace it; never encoded
+    silence   it has sent nothing for too long, which no request causes; never encoded
+    """
 
     message: str
-    is_config_error: bool = False  # another start would fail in the same way
+    kind: Literal["config", "crash", "hang", "silence"] = "crash"
 
 
 class Asleep(msgspec.Struct, frozen=True):
@@ -64,20 +69,6 @@ class Asleep(msgspec.Struct, frozen=True):
 
 class WakeUp(msgspec.Struct, frozen=True):
     """Allocate the memory again."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepHangs:
-    """A step of the core in the front's process does not end, so no other core can replace it. Never encoded."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class CoreSilent:
-    """A core has sent nothing for too long. Never encoded."""
-
-    message: str
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
