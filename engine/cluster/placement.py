@@ -6,7 +6,7 @@ import os
 import secrets
 from dataclasses import replace
 from functools import cache, partial
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 import torch
 
@@ -20,12 +20,7 @@ from engine.host_memory import measure_host_memory
 from engine.kv_transfer_config import SHARED_MEMORY, TCP
 from engine.transfer.block_server import BlockServer
 
-
-class SharedStore(Protocol):
-    """A store of KV blocks that the front has opened for its cores."""
-
-    def close(self) -> None:
-        """Free it; called when the cores have ended."""
+SharedStore = BlockServer | BinaryIO  # of KV blocks, which the front has opened for its cores
 
 
 class Placement(NamedTuple):

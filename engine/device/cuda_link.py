@@ -27,7 +27,12 @@ class CudaFetch:
 
 
 class CudaLink:
-    """The link to one CUDA device: forward passes on one stream, copies of results on another."""
+    """The link to one CUDA device: forward passes on one stream, copies of results on another.
+
+    forward stream   forward N │ sample N │ forward N+1 │ sample N+1 │
+    copies stream                         └ tokens of N ─▶ pinned memory, event
+    host             launch N, launch N+1, ... then read N
+    """
 
     checks_syncs = False  # set by tests: raise if code in a launch section waits for the device
 
@@ -36,11 +41,13 @@ class CudaLink:
         self._copies = torch.cuda.Stream(device)
 
     def enter_thread(self) -> None:
+        """Prepare the calling thread for launching steps."""
         # Work on other streams, such as loading weights, must finish first.
         torch.cuda.synchronize()
         torch.cuda.set_stream(self._forward)
 
     def fetch(self, tensors: Sequence[Tensor]) -> CudaFetch:
+        """Start copying tensors to the host. They must not be modified afterwards."""
         computed = torch.cuda.Event()
         computed.record()
         arrived = torch.cuda.Event(blocking=True)
@@ -53,6 +60,7 @@ class CudaLink:
         return CudaFetch(arrived, hosts, tensors)
 
     def launch_section(self) -> AbstractContextManager[None]:
+        """Return a context for code that must not wait for the device."""
         return forbid_syncs() if self.checks_syncs else nullcontext()
 
 

@@ -1,14 +1,8 @@
-"""DeviceLink: copies results to the host, asynchronously on CUDA; the CPU needs none.
-
-forward stream   forward N │ sample N │ forward N+1 │ sample N+1 │
-copies stream                         └ tokens of N ─▶ pinned memory, event
-host             launch N, launch N+1, ... then read N
-"""
+"""What passes between host and device: uploads, rows by index, and steps whose results are being copied."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,19 +68,6 @@ class Fetch(Protocol):
 
     def wait(self) -> list[np.ndarray]:
         """Wait for the copy and return the tensors' values."""
-
-
-class DeviceLink(Protocol):
-    """Device-specific parts of launching a step and reading its results."""
-
-    def enter_thread(self) -> None:
-        """Prepare the calling thread for launching steps."""
-
-    def fetch(self, tensors: Sequence[Tensor]) -> Fetch:
-        """Start copying tensors to the host. They must not be modified afterwards."""
-
-    def launch_section(self) -> AbstractContextManager[None]:
-        """Return a context for code that must not wait for the device."""
 
 
 @dataclass(frozen=True, slots=True)

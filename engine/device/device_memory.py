@@ -4,44 +4,32 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
 from engine.device.cuda_link import CudaLink
-from engine.device.device_link import DeviceLink
 from engine.resolved_config import WorkerConfig
 
 
-class DeviceMemory(Protocol):
-    """Memory of a device that can measure the memory of steps."""
-
-    def empty_cache(self) -> None:
-        """Free the memory that torch caches, which the driver counts as used."""
-
-    def measure(self) -> tuple[int, int]:
-        """Return (total, free) bytes."""
-
-    def measure_peak(self, run: Callable[[], None]) -> int:
-        """Return the peak of the additional bytes that `run` allocates."""
-
-
-class CudaMemory:
+class DeviceMemory:
     """The memory of one CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def empty_cache(self) -> None:
+        """Free the memory that torch caches, which the driver counts as used."""
         gc.collect()
         torch.cuda.empty_cache()
 
     def measure(self) -> tuple[int, int]:
+        """Return (total, free) bytes."""
         self.empty_cache()  # of unpacked weights, or of another engine
         free, total = torch.cuda.mem_get_info(self._device)
         return total, free
 
     def measure_peak(self, run: Callable[[], None]) -> int:
+        """Return the peak of the additional bytes that `run` allocates."""
         self.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         # Reserved rather than allocated bytes, because nothing else can use the gaps between allocations.
@@ -51,7 +39,7 @@ class CudaMemory:
         return torch.cuda.max_memory_reserved(self._device) - before
 
 
-def open_device(config: WorkerConfig) -> tuple[torch.device, DeviceLink | None, DeviceMemory | None]:
+def open_device(config: WorkerConfig) -> tuple[torch.device, CudaLink | None, DeviceMemory | None]:
     """Prepare the device for the calling thread. CPU and MPS have no link, and their memory is estimated."""
     device = torch.device(config.device)
     if device.type != "cuda":
@@ -61,4 +49,4 @@ def open_device(config: WorkerConfig) -> tuple[torch.device, DeviceLink | None, 
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     link = CudaLink(device)
     link.enter_thread()
-    return device, link, CudaMemory(device)
+    return device, link, DeviceMemory(device)

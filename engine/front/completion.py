@@ -10,40 +10,16 @@ A text without stop strings is decoded when its reader takes it, so that a step 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Any, Protocol
+from typing import Any
 
 from engine.front.stop_strings import StopStrings
+from engine.input.incremental_text import IncrementalText, WindowedText
+from engine.input.tokenizer import Tokenizer
 from engine.messages import Detail, NewCompletion
 from engine.outputs import CompletionOutput, FinishReason, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 NOTHING: frozenset[int] = frozenset()
-
-
-class Decoder(Protocol):
-    """Turns the tokens of one completion into text: IncrementalText, WindowedText or NoText."""
-
-    @property
-    def is_settled(self) -> bool: ...
-
-    def find_quiet(self, characters: frozenset[str]) -> set[int]: ...
-
-    def feed(self, token_ids: Sequence[int]) -> str: ...
-
-    def feed_token(self, token_id: int) -> str: ...
-
-    def finish(self) -> str: ...
-
-
-class TextTokenizer(Protocol):
-    """The part of a tokenizer that completions use."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    def make_text(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Decoder: ...
-
-    def token_piece(self, token_id: int) -> str | bytes: ...
 
 
 class NoText:
@@ -62,6 +38,9 @@ class NoText:
 
     def finish(self) -> str:
         return ""
+
+
+Decoder = IncrementalText | WindowedText | NoText
 
 
 class Completion:
@@ -100,7 +79,7 @@ class Completion:
 
     def __init__(
         self, index: int, new: NewCompletion, params: SamplingParams, prompt_token_ids: Sequence[int],
-        tokenizer: TextTokenizer | None,
+        tokenizer: Tokenizer | None,
     ) -> None:
         self.index = index
         self.token_ids = list(new.generated_token_ids)  # with those that it generated before it came here

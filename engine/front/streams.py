@@ -10,12 +10,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Protocol
 
 import numpy as np
 
 from engine.errors import EngineError
-from engine.front.completion import Completion, TextTokenizer
+from engine.front.completion import Completion
+from engine.input.tokenizer import Tokenizer
 from engine.messages import AddRequest, Detail
 from engine.metrics import Metrics
 from engine.outputs import GrammarInfo, RequestMetrics, RequestOutput, TokenLogprobs
@@ -28,7 +28,7 @@ class OutputStream:
     """The n completions of a request, for one reader."""
 
     def __init__(
-        self, message: AddRequest, prompt: str | None, arrival_time: float, tokenizer: TextTokenizer | None,
+        self, message: AddRequest, prompt: str | None, arrival_time: float, tokenizer: Tokenizer | None,
         metrics: Metrics,
     ) -> None:
         params, self._prompt_token_ids = message.params, message.prompt_token_ids
@@ -148,12 +148,6 @@ class OutputStream:
         return self.num_unfinished == 0 or (not self.is_final and any(map(_has_news, self.completions)))
 
 
-class Wakeable(Protocol):
-    """A stream with a reader; `wake` does nothing if it does not wait."""
-
-    def wake(self) -> None: ...
-
-
 class ReaderPacing:
     """Wakes readers in rounds that take at most half of the event loop's time.
 
@@ -162,11 +156,11 @@ class ReaderPacing:
     """
 
     def __init__(self) -> None:
-        self._pending: list[Sequence[Wakeable]] = []  # to be woken in the next round
+        self._pending: list[Sequence[OutputStream]] = []  # to be woken in the next round
         self._start = 0.0  # of the current round
         self._is_busy = False  # during a round and the wait after it
 
-    def wake(self, readers: Sequence[Wakeable]) -> None:
+    def wake(self, readers: Sequence[OutputStream]) -> None:
         """Wake these readers in the next round, which starts now if none is in progress."""
         if not self._pending or self._pending[-1] is not readers:
             self._pending.append(readers)

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from engine.core.actor_messages import NewRow, StepDone, StepMasks, StepPlan
-from engine.device.device_link import DeviceLink, PendingStep, wait_for
+from engine.device.cuda_link import CudaLink
+from engine.device.device_link import PendingStep, wait_for
 from engine.model import Model
 from engine.model.adapters import StepAdapters
 from engine.parallel.leader import LeaderDecoder, StagedHidden
@@ -59,7 +60,7 @@ class ModelRunner:
         batch: InputBatch,
         state: SamplingState,
         eos_token_ids: tuple[int, ...],
-        link: DeviceLink | None = None,
+        link: CudaLink | None = None,
         forward: Callable[[ModelInput], Tensor] | None = None,
         drafter: Drafter | None = None,
         parts: Sequence[RowPart] = (),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine import ConfigError, EngineConfig
-from engine.device.device_memory import CudaMemory
+from engine.device.device_memory import DeviceMemory
 from engine.device.native_swap import NativeSwap
 from engine.model import ModelConfig, RopeConfig
 from engine.resolved_config import ResolvedConfig, WorkerConfig
@@ -105,7 +105,7 @@ def test_a_peak_is_what_torch_reserves_beyond_what_it_had(monkeypatch: pytest.Mo
     answers = {"memory_reserved": 100, "max_memory_reserved": 175, "mem_get_info": (800, 1000)}
     for name in (*answers, "empty_cache", "reset_peak_memory_stats", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: calls.append(name) or answers.get(name))
-    memory = CudaMemory(torch.device("cuda"))
+    memory = DeviceMemory(torch.device("cuda"))
     assert memory.measure_peak(lambda: calls.append("run")) == 75
     order = ["empty_cache", "reset_peak_memory_stats", "memory_reserved", "run", "synchronize"]
     assert calls == [*order, "max_memory_reserved"]
