@@ -132,7 +132,7 @@ class TextWriter(ReplyWriter):
         self._offsets[index] = TextOffsets(tokenizer, ids, sampling.skip_special_tokens, len(echo))
         if not self.call.body.echo or output.prompt_logprobs is None:
             return None
-        return describe_positions(self.call, output.prompt_logprobs, ids, find_prompt_offsets(tokenizer, echo, ids))
+        return describe_positions(self.call, output.prompt_logprobs, ids, TextOffsets(tokenizer).take(ids, echo))
 
     def _write_logprobs(
         self, index: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None
@@ -186,43 +186,35 @@ def _first(call: Call, token_id: int) -> Logprob:
 
 
 class TextOffsets:
-    """Counts the offsets of the tokens of one output, which may come in pieces, in the text that clients see.
+    """Counts the offsets of tokens, which may come in pieces, in the text that clients see.
 
     The bytes of one character share its offset. A token that shows nothing, such as a special token, has the offset of
     the next one. A stop string that the text leaves out is counted, so that streams and whole replies agree.
 
     Args:
         tokenizer: None puts every token at the start.
-        start: how much text stands before the output.
+        start: how much text stands before the tokens.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, prompt_token_ids: Sequence[int], skip_special_tokens: bool, start: int = 0
+        self, tokenizer: Tokenizer | None, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True,
+        start: int = 0,
     ) -> None:
+        self._tokenizer = tokenizer
         self._text = None if tokenizer is None else tokenizer.make_text(prompt_token_ids, skip_special_tokens)
         self._place = start
 
-    def take(self, token_ids: Iterable[int]) -> list[int]:
-        """Return the places of the next tokens."""
+    def take(self, token_ids: Iterable[int], echo: str | None = None) -> list[int]:
+        """Return the places of the next tokens; those of a prompt are in the text that repeats it."""
         places = []
         for token_id in token_ids:
-            places.append(self._place)
-            if self._text is not None:
-                self._place += len(self._text.feed_token(token_id))
+            places.append(self._place if echo is None else min(self._place, len(echo)))
+            if self._text is None or self._tokenizer is None:
+                continue
+            shown = self._text.feed_token(token_id)
+            if echo is not None and not shown:
+                # a special token shows only where the client has written it out
+                piece = self._tokenizer.token_piece(token_id)
+                shown = piece if isinstance(piece, str) and echo.startswith(piece, self._place) else ""
+            self._place += len(shown)
         return places
-
-
-def find_prompt_offsets(tokenizer: Tokenizer | None, echo: str, token_ids: Iterable[int]) -> list[int]:
-    """Return the places of a prompt's tokens in the prompt as it is repeated."""
-    if tokenizer is None:
-        return [0 for _ in token_ids]
-    text, place, places = tokenizer.make_text(), 0, []
-    for token_id in token_ids:
-        places.append(min(place, len(echo)))
-        shown = text.feed_token(token_id)
-        piece = tokenizer.token_piece(token_id)
-        # a special token shows only where the client has written it out
-        if not shown and isinstance(piece, str) and echo.startswith(piece, place):
-            shown = piece
-        place += len(shown)
-    return places

@@ -28,6 +28,7 @@ Whitespace = str  # as in a GrammarSpec
 # names of other engines for the backends
 BACKENDS = {"guidance": "llguidance", "outlines": "outlines_core", "auto": None}
 # constraints with optional whitespace
+KINDS = ("regex", "choice", "grammar", "json_object", "csv", "xml", "structural_tag")  # beside json
 SPACED = ("json", "json_object", "xml", "structural_tag")
 TAG_PARTS = ("format", "structures", "triggers")
 MAX_LOGPROBS = 20
@@ -232,26 +233,22 @@ def _structured_outputs(asked: StructuredOutputs | None, prefix: str = "structur
     schema = asked.json_
     if asked.disable_additional_properties and schema is not None:
         schema = close_objects(schema)
-    order = asked.property_order or "schema"
-    makers: dict[str, tuple[Any, Callable[[], GrammarSpec]]] = {
-        "json": (
-            asked.json_, partial(GrammarSpec.json_schema, schema or {}, whitespace, backend, property_order=order)
-        ),
-        "regex": (asked.regex, partial(GrammarSpec.regex, asked.regex or "", backend)),
-        "choice": (asked.choice, partial(GrammarSpec.choice, asked.choice or (), backend)),
-        "grammar": (asked.grammar, partial(read_spec, "grammar", asked.grammar, backend=backend)),
-        "json_object": (asked.json_object or None, partial(GrammarSpec.json_object, whitespace, backend)),
-    } | {
-        kind: (getattr(asked, kind), partial(read_spec, kind, getattr(asked, kind), whitespace, backend))
-        for kind in ("csv", "xml", "structural_tag")
-    }
-    kinds = [kind for kind, (value, _) in makers.items() if value is not None]
+    given = {kind: getattr(asked, kind) for kind in KINDS if getattr(asked, kind) not in (None, False)}
+    if schema is not None:
+        given = {"json": schema, **given}
     if asked.property_order is not None and asked.json_ is None:
         raise BadRequest("structured_outputs.property_order belongs to structured_outputs.json", name)
-    if not kinds:
+    if not given:
         raise BadRequest("structured_outputs names no constraint", name, "missing_field")
-    _check_whitespace(asked, kinds)
-    return [(prefix + kind, makers[kind][1]) for kind in kinds]
+    _check_whitespace(asked, given)
+
+    def make(kind: str) -> GrammarSpec:
+        if kind == "json_object":
+            return GrammarSpec.json_object(whitespace, backend)
+        known, order = "json_schema" if kind == "json" else kind, asked.property_order or "schema"
+        return read_spec(known, given[kind], whitespace, backend, order)
+
+    return [(prefix + kind, partial(make, kind)) for kind in given]
 
 
 def _guided(body: GenerationFields) -> Candidates:

@@ -12,7 +12,8 @@ from app.api.errors import refuse
 from app.api.fields import check_unknown, warn
 from app.api.protocol import MAX_MESSAGES, MAX_TOOLS, SHARED, ChatFields, Fields, Integer, check_choice
 from app.api.responses.conversation import Conversation
-from app.api.responses.tools import Tools, read_choice
+from app.api.responses.tools import Tools, read_chosen
+from app.api.tools.use import read_choice
 
 Json = dict[str, Any]
 
@@ -122,7 +123,7 @@ def read_request(body: ResponsesRequest, tools: Tools, before: Sequence[Json] = 
         "stream": body.stream, "logprobs": LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
         "top_logprobs": body.top_logprobs, "reasoning_effort": _read_effort(body.reasoning or {}),
     }
-    choice = read_choice(body.tool_choice, bool(tools.tools))
+    choice = read_choice(body.tool_choice, bool(tools.tools), read_chosen, is_nested=False)
     return ChatInput(ChatFields.read(fields, NAMES), messages, tools.tools, choice, NAMES)
 
 

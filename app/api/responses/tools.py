@@ -7,13 +7,13 @@ local_shell  a function that runs a command
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.api.errors import refuse
 from app.api.fields import check_unknown, warn
-from app.api.tools.use import CHOICE, Tool, ToolChoice, read_allowed, read_custom, read_function, read_mode
+from app.api.tools.use import CHOICE, Tool, read_custom, read_function
 from app.api.wording import Path, say_place
 
 Json = dict[str, Any]
@@ -65,19 +65,8 @@ def join_name(namespace: object, name: object) -> Any:
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def read_choice(choice: str | Mapping[str, Any] | None, has_tools: bool) -> ToolChoice:
-    """Return the tool choice.
-
-    Raises ApiError: 400 for a malformed one.
-    """
-    if choice is None or isinstance(choice, str):
-        return read_mode(choice, has_tools)
-    if choice.get("type") == "allowed_tools":
-        return read_allowed(CHOICE, choice, _read_name)
-    return ToolChoice("one", frozenset([_read_name(choice)]))
-
-
-def _read_name(choice: object) -> str:
+def read_chosen(choice: object) -> str:
+    """Return the tool that a choice names."""
     given = choice if isinstance(choice, dict) else {}
     if given.get("type") not in ("function", "custom") or not isinstance(given.get("name"), str):
         raise refuse(CHOICE, ' must be {"type": "function", "name": ...}')

@@ -296,39 +296,8 @@ def read_function(where: Path, function: Mapping[str, Any], tool: Mapping[str, A
     return Tool(name, parameters, dict(tool or {"type": "function", "function": function}), is_strict=is_strict)
 
 
-def read_choice(choice: str | Mapping[str, Any] | None, has_tools: bool) -> ToolChoice:
-    """Return the tool choice of a chat completion.
-
-    Raises ApiError: 400 for a malformed one.
-    """
-    if choice is None or isinstance(choice, str):
-        return read_mode(choice, has_tools)
-    if choice.get("type") == "allowed_tools":
-        check_unknown(choice, ("type", "allowed_tools"), CHOICE, None)
-        allowed = choice.get("allowed_tools")
-        return read_allowed((*CHOICE, "allowed_tools"), allowed if isinstance(allowed, dict) else {}, _read_name)
-    return ToolChoice("one", frozenset([_read_name(choice)]))
-
-
-def read_mode(choice: str | None, has_tools: bool) -> ToolChoice:
-    """Return a tool choice that is about all tools."""
-    if choice is not None and choice not in MODES:
-        raise refuse(CHOICE, f"={choice[:80]!r} must be one of {', '.join(MODES)}, or name a function")
-    if choice == "required" and not has_tools:
-        raise BadRequest("tool_choice required needs tools", "tool_choice")
-    return ToolChoice(choice or "auto")
-
-
-def read_allowed(where: Path, allowed: Mapping[str, Any], read_name: Callable[[object], str]) -> ToolChoice:
-    """Return a choice among some tools."""
-    tools, mode = allowed.get("tools"), allowed.get("mode")
-    if not isinstance(tools, list) or not tools or mode not in ("auto", "required"):
-        raise refuse(where, ' must be {"mode": "auto" or "required", "tools": [...]}, with a tool')
-    check_unknown(allowed, ("type", "mode", "tools"), where, None)
-    return ToolChoice(mode, frozenset(map(read_name, tools)))
-
-
-def _read_name(choice: object) -> str:
+def read_chosen(choice: object) -> str:
+    """Return the tool that a choice of chat completions names."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     choice = choice if isinstance(choice, dict) and kind in ("function", "custom") else {}
     function = choice.get(str(kind))
@@ -337,6 +306,39 @@ def _read_name(choice: object) -> str:
     check_unknown(choice, ("type", str(kind)), CHOICE, None)
     check_unknown(function, ("name",), (*CHOICE, str(kind)), None)
     return name
+
+
+def read_choice(
+    choice: str | Mapping[str, Any] | None, has_tools: bool, read_name: Callable[[object], str] = read_chosen,
+    is_nested: bool = True,
+) -> ToolChoice:
+    """Return the tool choice of one of OpenAI's APIs.
+
+    Args:
+        read_name: returns the tool that an object names.
+        is_nested: allowed tools are one level deeper, as in chat completions.
+
+    Raises ApiError: 400 for a malformed one.
+    """
+    if choice is None or isinstance(choice, str):
+        if choice is not None and choice not in MODES:
+            raise refuse(CHOICE, f"={choice[:80]!r} must be one of {', '.join(MODES)}, or name a function")
+        if choice == "required" and not has_tools:
+            raise BadRequest("tool_choice required needs tools", "tool_choice")
+        return ToolChoice(choice or "auto")
+    if choice.get("type") != "allowed_tools":
+        return ToolChoice("one", frozenset([read_name(choice)]))
+    where: Path = CHOICE
+    allowed = choice
+    if is_nested:
+        check_unknown(choice, ("type", "allowed_tools"), CHOICE, None)
+        inner = choice.get("allowed_tools")
+        where, allowed = (*CHOICE, "allowed_tools"), inner if isinstance(inner, dict) else {}
+    tools, mode = allowed.get("tools"), allowed.get("mode")
+    if not isinstance(tools, list) or not tools or mode not in ("auto", "required"):
+        raise refuse(where, ' must be {"mode": "auto" or "required", "tools": [...]}, with a tool')
+    check_unknown(allowed, ("type", "mode", "tools"), where, None)
+    return ToolChoice(mode, frozenset(map(read_name, tools)))
 
 
 def _write(tools: Sequence[Tool]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.api.call import Call
-from app.api.completions import TextOffsets, describe_positions, find_prompt_offsets
+from app.api.completions import TextOffsets, describe_positions
 from app.api.gate import RequestInfo
 from app.api.protocol import CompletionRequest
 from engine import Logprob, SamplingParams, Tokenizer, TokenLogprobs
@@ -190,7 +190,7 @@ def test_offsets_go_on_where_the_prompt_ends(tokenizer: Tokenizer) -> None:
 def test_special_tokens_of_a_prompt_count_where_they_are_written(
     tokenizer: Tokenizer, echo: str, expected: list[int]
 ) -> None:
-    assert find_prompt_offsets(tokenizer, echo, split(tokenizer, "éa</s>b")) == expected
+    assert TextOffsets(tokenizer).take(split(tokenizer, "éa</s>b"), echo) == expected
 
 
 def test_no_rival_hides_another(tokenizer: Tokenizer) -> None:
