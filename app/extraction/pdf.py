@@ -55,7 +55,12 @@ def read_pdf(data: bytes, name: str, with_images: bool = False) -> PdfText:
     if not any(pages) and not images:
         raise UnreadableSource(f"{name} has no text in it (scanned pages are pictures): {NO_OCR}")
     silent = [number for number, page in enumerate(pages, 1) if not page]
-    notes = (describe_pages(name, silent, "no text"), describe_pages(name, found["recognised"], "text read by OCR"))
+    attachments = f"{name}: attachments left out: {', '.join(found['attachments'])}" if found["attachments"] else ""
+    notes = (
+        describe_pages(name, silent, "no text"), describe_pages(name, found["recognised"], "text read by OCR"),
+        describe_pages(name, found["unread"], "pictures that were not read"),
+        describe_pages(name, found["unmapped"], "characters for which the file names no letter"), attachments,
+    )
     return PdfText(pages, images, tuple(filter(None, notes)), tuple(map(base64.b64decode, found["boxes"])))
 
 
@@ -87,10 +92,10 @@ def _name_ranges(numbers: Sequence[int]) -> Iterator[str]:
         yield str(first) if first == last else f"{first}-{last}"
 
 
-def render_page(data: bytes, name: str, number: int, start: int = 0, end: int = 0) -> bytes:
-    """Return a page, counted from 0, as JPEG, with a part of its text highlighted.
+def render_page(data: bytes, name: str, number: int, boxes: Sequence[dict[str, float]] = ()) -> bytes:
+    """Return a page, counted from 0, as JPEG, with the places of `find_boxes` highlighted.
 
     Raises UnreadableSource: as read_pdf.
     """
-    found = run_child("pdf.render_page", data, name, number=number, start=start, end=end, ocr=find_ocr())
+    found = run_child("pdf.render_page", data, name, number=number, boxes=[list(box.values()) for box in boxes])
     return base64.b64decode(found["images"][0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,6 +23,7 @@ SAME_LINE = 0.6
 # Columns of prose have at least so many lines, of that many heights and that share of the column.
 MIN_PROSE_LINES, MIN_PROSE_WIDTH, MIN_PROSE_FILL = 3, 8, 0.6
 MAX_GUTTERS = 8
+MIN_SLOPE = 0.003  # by which the ends of a line stand 2 points apart
 MIN_CONTINUED = 0.2  # share of the lines of prose that go on with a small letter
 NEAR_LINES = 100  # lines before and after a row that show how wide its columns are
 WRAPPED_STEP = 1.25  # rows of a table stand at least so many times as far apart as the lines of a cell
@@ -29,13 +31,18 @@ WRAPPED_STEP = 1.25  # rows of a table stand at least so many times as far apart
 
 @dataclass(slots=True)
 class Run:
-    """Characters side by side on a line, each with its box; spaces have none."""
+    """Characters side by side on a line, each with its box; spaces have none.
+
+    Attributes:
+        slope: how much it rises towards the right, as a tangent.
+    """
 
     box: Box
     text: list[str] = field(default_factory=list)
     boxes: list[Box | None] = field(default_factory=list)
     is_turned: bool = False
     is_field: bool = False
+    slope: float = 0.0
 
     @property
     def height(self) -> float:
@@ -44,6 +51,15 @@ class Run:
     @property
     def centre(self) -> float:
         return (self.box[1] + self.box[3]) / 2
+
+    @property
+    def direction(self) -> int:
+        """Return 1 for letters that are written to the right, -1 for those to the left, 0 without letters."""
+        if all(map(str.isascii, self.text)):
+            return int(any(map(str.isalpha, self.text)))
+        kinds = [unicodedata.bidirectional(sign) for sign in self.text if len(sign) == 1]
+        num_left, num_right = sum(kind in ("R", "AL") for kind in kinds), kinds.count("L")
+        return (num_right > num_left) - (num_left > num_right)
 
     def add(self, text: str, box: Box) -> None:
         """Append a character, or the whole text of a field."""
@@ -69,11 +85,12 @@ class PageText:
     boxes: list[Box | None] = field(default_factory=list)
 
     def add_line(self, runs: Sequence[Run]) -> None:
-        """Append the runs of a line, from left to right."""
+        """Append the runs of a line in the order in which they are read."""
         self._add_space("\n" if self.text else "")
         for before, run in zip([None, *runs], runs, strict=False):
             if before is not None:
-                gap = (run.box[0] - before.box[2]) / min(run.height, before.height)
+                side = max(run.box[0] - before.box[2], before.box[0] - run.box[2])
+                gap = side / min(run.height, before.height)
                 is_apart = gap > WORD_GAP or run.is_field or run.box[1] > before.centre
                 self._add_space("  " if gap > MAX_GAP else " " if is_apart else "")
             self.text += run.text
@@ -99,22 +116,36 @@ def pack_words(page: PageText) -> str:
 def lay_out(runs: Sequence[Run]) -> PageText:
     """Write the runs of a page as it is read: rows from the top, columns of prose one after the other."""
     page = PageText()
-    lines = _make_lines([run for run in runs if not run.is_turned])
-    start = 0
+    upright = [run for run in runs if not run.is_turned]
+    _straighten(upright)
+    lines = _make_lines(upright)
+    start, is_leftward = 0, _reads_leftward(upright)
     while start < len(lines):
         end, gutters = _find_gutters(lines, start)
         columns = [[line for line in column if line] for column in _split(lines[start:end], gutters)]
         if len(columns) > 1 and all(map(_is_prose, columns)):
-            band = [line for column in columns for line in column]
+            band = [line for column in columns[:: -1 if is_leftward else 1] for line in column]
         else:
             band = _join_wrapped(lines[start:end])
         for line in band:
-            page.add_line(line)
+            page.add_line(_order(line, is_leftward))
         start = end
     for run in runs:
         if run.is_turned:
             page.add_line([run])
     return page
+
+
+def _straighten(runs: Sequence[Run]) -> None:
+    """Place the runs of a page that a scanner has tilted, as they would stand on an even one."""
+    slopes = sorted(run.slope for run in runs for _ in run.text)
+    slope = slopes[len(slopes) // 2] if slopes else 0.0
+    if abs(slope) < MIN_SLOPE:
+        return
+    for run in runs:
+        left, top, right, bottom = next(filter(None, run.boxes))
+        down = left * slope
+        run.box = (min(run.box[0], left), top + down, max(run.box[2], right), bottom + down)
 
 
 def _make_lines(runs: list[Run]) -> list[list[Run]]:
@@ -126,6 +157,41 @@ def _make_lines(runs: list[Run]) -> list[list[Run]]:
         else:
             lines.append([run])
     return [sorted(line, key=lambda run: run.box[0]) for line in lines]
+
+
+def _order(line: list[Run], is_leftward: bool) -> list[Run]:
+    """Return a line from left to right as it is read, with the words of the other direction in their own order.
+
+    Args:
+        is_leftward: whether the cells of a table are read from right to left; a sentence shows it by its letters.
+    """
+    if not is_leftward and all(run.direction >= 0 for run in line):
+        return line
+    if all(_is_near(one, two) for one, two in pairwise(line)):
+        is_leftward = _reads_leftward(line)
+    other = 1 if is_leftward else -1
+    ordered: list[Run] = []
+    group: list[Run] = []  # side by side, of the other direction or without letters
+    for run in [*(line[::-1] if is_leftward else line), None]:
+        near = run is not None and bool(group) and _is_near(group[-1], run)
+        if run is not None and ((near and run.direction in (0, other)) or (not group and run.direction == other)):
+            group.append(run)
+            continue
+        size = max((number for number, each in enumerate(group, 1) if each.direction == other), default=0)
+        ordered += [*group[:size][::-1], *group[size:]]
+        group = [run] if run is not None and run.direction == other else []
+        if run is not None and not group:
+            ordered.append(run)
+    return ordered
+
+
+def _reads_leftward(runs: Sequence[Run]) -> bool:
+    return sum(run.direction * len(run.text) for run in runs) < 0
+
+
+def _is_near(one: Run, two: Run) -> bool:
+    gap = max(two.box[0] - one.box[2], one.box[0] - two.box[2])
+    return gap <= MAX_GAP * min(one.height, two.height)
 
 
 def _find_gutters(lines: list[list[Run]], start: int) -> tuple[int, list[tuple[float, float]]]:

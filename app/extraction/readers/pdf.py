@@ -1,6 +1,7 @@
 """Reads a PDF: the text of its pages by their layout, with fields and annotations, and pages as images.
 
-The answer is {"pages": [text], "boxes": [base64], "images": [base64]} or {"refused": reason}.
+The answer of `read_pages` has a text and packed boxes for each page, images in base64, numbers of pages by what
+is to be said of them, and the names of attachments; or {"refused": reason}.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import base64
 import io
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_ubyte
 from functools import partial
@@ -31,6 +31,12 @@ MAX_VALUE_BYTES = 2**17  # of a field or a comment
 MAX_SCALE = 2.0  # pixels per point: 144 dots per inch
 MAX_PIXELS = 2**21  # of a page: A4 at that scale
 OCR_SCALE, OCR_PIXELS = 300 / 72, 2**23
+# A picture of that share of a page, with fewer characters drawn over it, may be a scan with a stamp.
+MIN_PICTURE, MAX_STAMP_CHARS = 0.1, 200
+MAX_DEPTH = 4  # of forms around a picture
+MIN_CONFIDENCE = 60  # of a word in such a picture, in percent: photographs look like some
+MAX_UNMAPPED = 0.05  # share of the characters of a page without a letter, from which on OCR reads it instead
+UNMAPPED = "\ufffd"
 QUALITY = 90
 MARK = (15, 118, 110)  # the accent of the app
 MARK_ALPHA = 80
@@ -53,28 +59,29 @@ def read_runs(page: Any, form: Any, max_chars: int) -> list[Run]:
     has_space = False
     for index in range(num_chars):
         code = pdfium.FPDFText_GetUnicode(raw, index)
-        if code < 33 and code not in HYPHENS:
+        is_unmapped = code != 32 and pdfium.FPDFText_HasUnicodeMapError(raw, index) == 1
+        if code < 33 and code not in HYPHENS and not is_unmapped:
             has_space, last = True, None if code in (10, 13) else last
             continue
         if 0xDC00 <= code < 0xE000 and runs and 0xD800 <= (high := ord(runs[-1].text[-1])) < 0xDC00:
             runs[-1].text[-1] = chr(0x10000 + (high - 0xD800) * 0x400 + code - 0xDC00)
             continue
-        text = "-" if code in HYPHENS else chr(code)
+        text = UNMAPPED if is_unmapped else "-" if code in HYPHENS else chr(code)
         if text.isspace():
             has_space = True
             continue
         pdfium.FPDFText_GetLooseCharBox(raw, index, byref(rect))
         box = turn(rect.left, rect.bottom, rect.right, rect.top)
         if last is None or not runs[-1].follows(last, box):
-            turned = abs(math.sin(pdfium.FPDFText_GetCharAngle(raw, index) + angle)) > 0.5
-            runs.append(Run(box, is_turned=turned))
+            clockwise = pdfium.FPDFText_GetCharAngle(raw, index) + angle
+            runs.append(Run(box, is_turned=abs(math.sin(clockwise)) > 0.5, slope=-math.tan(clockwise)))
         elif has_space:
             runs[-1].text.append(" ")
             runs[-1].boxes.append(None)
         runs[-1].add(text, box)
         last, has_space = box, False
     for run in runs:
-        run.text = ["\ufffd" if "\ud800" <= text <= "\udfff" else text for text in run.text]
+        run.text = [UNMAPPED if "\ud800" <= text <= "\udfff" else text for text in run.text]
     return [*runs, *_read_annotations(page, form, turn)]
 
 
@@ -181,34 +188,73 @@ def read_pages(data: bytes, max_pages: int, max_chars: int, max_images: int, ocr
     document.init_forms()
     if len(document) > max_pages:
         return {"refused": f"has {len(document):,} pages; at most {max_pages:,} are read: split it"}
-    pages: list[str] = []
-    boxes: list[str] = []
-    images: list[str] = []
-    recognised: list[int] = []
-    num_pictures = 0
+    names = ("pages", "boxes", "images", "recognised", "unread", "unmapped")
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    num_silent = 0  # pages without a letter
     for number in range(len(document)):
         page = _open_page(document, number)
         try:
-            laid_out = lay_out([] if page is None else read_runs(page, document.formenv, max_chars))
+            runs = [] if page is None else read_runs(page, document.formenv, max_chars)
         except ValueError:
             return {"refused": f"has more than {max_chars:,} characters of text on a page or in all: split it"}
+        pictures = [] if page is None else _find_unread(page, runs)
+        num_silent += bool(pictures) and not runs
+        if num_silent > max_images > 0:
+            return {"refused": f"has more than {max_images} pages without text: split it"}
+        if pictures and max_images and (number < max_images or not runs):
+            image = _draw(page, OCR_SCALE, OCR_PIXELS) if ocr else _draw(page)
+            if ocr:
+                seen = _recognise(page, image, runs, pictures, ocr)
+                found["recognised"] += [number + 1] * (seen != runs)
+                runs = seen
+            else:
+                found["images"].append(_write_jpeg(image))
+        elif pictures and not _lacks_letters(runs):
+            found["unread"].append(number + 1)
+        laid_out = lay_out(runs)
         text = "".join(laid_out.text)
         max_chars -= len(text)
-        if page is not None and not text and max_images:
-            image = _draw(page, OCR_SCALE, OCR_PIXELS) if ocr else _draw(page)
-            if any(low != high for low, high in image.getextrema()):
-                if num_pictures == max_images:
-                    return {"refused": f"has more than {max_images} pages without text: split it"}
-                num_pictures += 1
-                if ocr:
-                    laid_out = lay_out(recognise(image, page.get_size(), ocr))
-                    text = "".join(laid_out.text)
-                    recognised += [number + 1] * bool(text)
-                else:
-                    images.append(_write_jpeg(image))
-        pages.append(text)
-        boxes.append(pack_words(laid_out))
-    return {"pages": pages, "boxes": boxes, "images": images, "recognised": recognised}
+        found["unmapped"] += [number + 1] * (UNMAPPED in text)
+        found["pages"].append(text)
+        found["boxes"].append(pack_words(laid_out))
+    attachments = [document.get_attachment(each).get_name() for each in range(document.count_attachments())]
+    return {**found, "attachments": attachments}
+
+
+def _lacks_letters(runs: Sequence[Run]) -> bool:
+    signs = [sign for run in runs for sign in run.text]
+    return not signs or signs.count(UNMAPPED) > MAX_UNMAPPED * len(signs)
+
+
+def _find_unread(page: Any, runs: Sequence[Run]) -> list[Box]:
+    """Return the boxes of what may be text in pictures: large images, or the whole page if it lacks letters."""
+    width, height = page.get_size()
+    if _lacks_letters(runs):
+        is_blank = not runs and all(low == high for low, high in _draw(page).getextrema())
+        return [] if is_blank else [(0.0, 0.0, width, height)]
+    turn = _make_turn(page)
+    found = []
+    for each in page.get_objects([pdfium.FPDF_PAGEOBJ_IMAGE], max_depth=MAX_DEPTH):
+        left, top, right, bottom = turn(*each.get_bounds())
+        box = (max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height))
+        size = max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0)
+        num_chars = sum(len(run.text) for run in runs if _overlaps(run.box, box))
+        if size >= MIN_PICTURE * width * height and num_chars <= MAX_STAMP_CHARS:
+            found.append(box)
+    return found
+
+
+def _overlaps(one: Box, other: Box) -> bool:
+    return min(one[2], other[2]) > max(one[0], other[0]) and min(one[3], other[3]) > max(one[1], other[1])
+
+
+def _recognise(page: Any, image: Any, runs: list[Run], pictures: Sequence[Box], ocr: Sequence[str]) -> list[Run]:
+    """Return the runs of a page with those that OCR reads in its pictures, or these alone if the page lacks letters."""
+    if _lacks_letters(runs):
+        return recognise(image, page.get_size(), ocr) or runs
+    seen = recognise(image, page.get_size(), ocr, MIN_CONFIDENCE)
+    inside = [run for run in seen if any(_overlaps(run.box, box) for box in pictures)]
+    return [*runs, *(run for run in inside if not any(_overlaps(run.box, other.box) for other in runs))]
 
 
 def _open_page(document: Any, number: int) -> Any:
@@ -219,22 +265,16 @@ def _open_page(document: Any, number: int) -> Any:
         return None
 
 
-def render_page(data: bytes, number: int, start: int, end: int, ocr: Sequence[str]) -> dict[str, Any]:
-    """Return the image of a page, counted from 0, with a part of its text highlighted."""
+def render_page(data: bytes, number: int, boxes: Sequence[Box]) -> dict[str, Any]:
+    """Return the image of a page, counted from 0, with places highlighted."""
     document = pypdfium2.PdfDocument(data)
     document.init_forms()
     page = document[number]
     image = _draw(page)
-    boxes = []
-    if end > start:
-        runs = read_runs(page, document.formenv, sys.maxsize)
-        if not runs and ocr:
-            runs = recognise(_draw(page, OCR_SCALE, OCR_PIXELS), page.get_size(), ocr)
-        boxes = lay_out(runs).boxes
     mask = Image.new("L", image.size)
     width, height = page.get_size()
     across, down = image.width / width, image.height / height
-    for left, top, right, bottom in filter(None, boxes[start:end]):
+    for left, top, right, bottom in boxes:
         mask.paste(MARK_ALPHA, (round(left * across), round(top * down), round(right * across), round(bottom * down)))
     image.paste(MARK, mask=mask)
     return {"images": [_write_jpeg(image)]}

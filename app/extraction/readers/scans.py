@@ -18,6 +18,7 @@ from .layout import MAX_GAP, Run, lay_out, pack_words
 OCR_LAYOUT = ("--psm", "4")  # lines across the whole page: `lay_out` finds the columns itself
 RULE_LENGTH, RULE_THICKNESS = 0.06, 0.006  # of a table's lines, as shares of the shorter side of the page
 MIN_SIGN_CONFIDENCE = 60  # of a word without letters and digits, in percent: rests of lines look like such
+MIN_SLOPED = 8  # heights of a line between words that show how it slopes
 DARK, WHITE = 160, 255
 
 
@@ -28,12 +29,15 @@ def read_image(data: bytes, ocr: Sequence[str]) -> dict[str, Any]:
     return {"text": "".join(found.text), "boxes": pack_words(found)}
 
 
-def recognise(image: Any, size: tuple[float, float], ocr: Sequence[str]) -> list[Run]:
+def recognise(
+    image: Any, size: tuple[float, float], ocr: Sequence[str], min_confidence: float = 0
+) -> list[Run]:
     """Return the lines that Tesseract reads in the image of a page, with boxes in the page's points.
 
     Args:
         size: width and height of the page.
         ocr: Tesseract's command; it reads a PNG and writes a table with a line for each word.
+        min_confidence: of a word that is kept, in percent.
     """
     buffer = io.BytesIO()
     _erase_rules(image).save(buffer, "PNG", compress_level=1)
@@ -43,11 +47,12 @@ def recognise(image: Any, size: tuple[float, float], ocr: Sequence[str]) -> list
     found = subprocess.run(command, input=buffer.getvalue(), capture_output=True, check=True, env=alone)
     across, down = size[0] / image.width, size[1] / image.height
     runs: list[Run] = []
+    lines: dict[tuple[str, ...], list[tuple[float, float, int]]] = {}  # middles of words, and their runs
     before: tuple[list[str], float] | None = None  # the line of the word before, and where that ends
     for row in found.stdout.decode("utf-8", "replace").splitlines()[1:]:
         level, *place, _, left, top, width, height, confidence, text = row.split("\t", 11)
         is_noise = float(confidence) < MIN_SIGN_CONFIDENCE and not any(map(str.isalnum, text))
-        if level != "5" or is_noise or not text.strip():
+        if level != "5" or is_noise or float(confidence) < min_confidence or not text.strip():
             continue
         x, y, right = int(left) * across, int(top) * down, (int(left) + int(width)) * across
         box = (x, y, right, y + int(height) * down)
@@ -60,6 +65,12 @@ def recognise(image: Any, size: tuple[float, float], ocr: Sequence[str]) -> list
         for index, sign in enumerate(text):
             runs[-1].add(sign, (x + index * each, box[1], x + (index + 1) * each, box[3]))
         before = place, right
+        lines.setdefault(tuple(place), []).append((x + (right - x) / 2, y + int(height) * down / 2, len(runs) - 1))
+    for words in lines.values():
+        (x1, y1, _), (x2, y2, _) = words[0], words[-1]
+        for *_, index in words:
+            # The slope of a line of a few letters is none.
+            runs[index].slope = (y1 - y2) / (x2 - x1) if x2 - x1 > MIN_SLOPED * runs[index].height else 0.0
     return runs
 
 

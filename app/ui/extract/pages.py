@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.extraction import Evidence, Source
+from app.extraction.boxes import find_boxes
 from app.extraction.decoding import UnreadableSource
 from app.extraction.pdf import render_page
 from app.extraction.reading import read_apart
@@ -66,9 +68,10 @@ def open_path(path: Path, sees_images: bool) -> Opened:
 async def show_page(opened: Opened, number: int, evidence: Evidence | None = None) -> str:
     """Return a page of a PDF, counted from 1, as HTML, with the place of a value highlighted."""
     start = opened.source.page_starts[number - 1]
-    place = (0, 0) if evidence is None else (evidence.start - start, evidence.end - start)
+    words = opened.source.boxes[number - 1]
+    boxes = [] if evidence is None else find_boxes(words, evidence.start - start, evidence.end - start)
     try:
-        image = await read_apart(opened.path, _render, opened.path, number - 1, *place)
+        image = await read_apart(opened.path, _render, opened.path, number - 1, boxes)
     except UnreadableSource as error:
         return f'<div class="empty"><p>{html.escape(str(error))}.</p></div>'
     count = len(opened.source.page_starts)
@@ -85,5 +88,5 @@ async def show_page(opened: Opened, number: int, evidence: Evidence | None = Non
     )
 
 
-def _render(path: Path, *place: object) -> bytes:
-    return render_page(read_bytes(path, path.name, MAX_FILE_BYTES), path.name, *place)  # type: ignore[arg-type]
+def _render(path: Path, number: int, boxes: Sequence[dict[str, float]]) -> bytes:
+    return render_page(read_bytes(path, path.name, MAX_FILE_BYTES), path.name, number, boxes)

@@ -5,21 +5,30 @@ import io
 import json
 import zlib
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
+from reportlab.lib.utils import ImageReader
+from reportlab.pdfbase import pdfmetrics
+from reportlab.pdfbase.ttfonts import TTFont
+from reportlab.pdfgen.canvas import Canvas
 
 from app.extraction import child, pdf
+from app.extraction.boxes import find_boxes
 from app.extraction.decoding import UnreadableSource
 from app.extraction.pdf import read_pdf, render_page
 from app.extraction.readers import scans
+from app.extraction.readers.layout import Box
 from tests.app.extraction.pdf_files import draw, make_pdf, picture
 
 ENCRYPTED = json.loads(Path(__file__).with_name("encrypted_pdfs.json").read_text())
 LEFT = ["The quick brown fox jumps over the", "lazy dog and then runs away from", "the old hunter who waits for it."]
 RIGHT = ["In the second column a different", "story begins about a king and his", "daughter who live in a castle."]
+
+WHOLE = (0, 0, 600, 800)  # left, bottom, width and height of a page
 
 MANY = draw(*(("words on it " * 200, 0, 12 * row) for row in range(1000)))
 LARGE = make_pdf(MANY).replace(b"600 800", b"14400 14400")
@@ -177,8 +186,9 @@ def test_a_large_page_is_drawn_small() -> None:
 @pytest.mark.parametrize("page_entries", ["", "/CropBox [10 10 500 750]", "/Rotate 180"])
 def test_a_place_is_highlighted_on_its_page(page_entries: str) -> None:
     data = make_pdf("to be or not to be", page_entries=page_entries)
+    (words,) = read_pdf(data, "a.pdf").boxes
     first, second, none = (
-        np.asarray(Image.open(io.BytesIO(render_page(data, "a.pdf", 0, *place))), float)
+        np.asarray(Image.open(io.BytesIO(render_page(data, "a.pdf", 0, find_boxes(words, *place)))), float)
         for place in ((0, 5), (13, 18), (0, 0))
     )
     columns = [np.flatnonzero(np.abs(page - none).sum((0, 2)) > 2000) for page in (first, second)]
@@ -187,18 +197,86 @@ def test_a_place_is_highlighted_on_its_page(page_entries: str) -> None:
     assert 20 < len(columns[0]) < 120 and columns[0].max() < columns[1].min()
 
 
-def test_a_pair_of_surrogates_is_one_character_and_a_lone_half_is_marked() -> None:
+@pytest.mark.parametrize("slope", [-0.2, -0.02, 0.01, 0.1])
+def test_the_rows_of_a_tilted_page_stay_together(slope: float) -> None:
+    places = [(row, column) for row in range(9) for column in range(3)]
+    cells = [(f"{'abc'[column]} {row}", 50 + 200 * column, 600 - 18 * row) for row, column in places]
+    page = draw(*((text, x, y + x * slope) for text, x, y in cells)).replace("1 0 0 1", f"1 {slope} {-slope} 1")
+    assert read(page).split("\n") == [f"a {row}  b {row}  c {row}" for row in range(9)]
+
+
+def write_pdf(*lines: tuple[str, float, float], scan: Image.Image | None = None, place: Box = WHOLE) -> bytes:
+    """Return a page with texts in a font with many letters, over a picture."""
+    spec = find_spec("matplotlib")
+    assert spec is not None and spec.origin is not None
+    pdfmetrics.registerFont(TTFont("dejavu", Path(spec.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf"))
+    buffer = io.BytesIO()
+    canvas = Canvas(buffer, (600, 800), pageCompression=0)
+    if scan is not None:
+        canvas.drawImage(ImageReader(scan), *place)
+    canvas.setFont("dejavu", 10)
+    for text, x, y in lines:
+        canvas.drawString(x, y, text)
+    canvas.save()
+    return buffer.getvalue()
+
+
+def test_words_that_are_written_to_the_left_stand_in_the_order_of_reading() -> None:
+    data = write_pdf(
+        ("הרונמ", 300, 700), ("49.50", 100, 700),  # cells of a table
+        ("םולש", 236, 600), ("1,234.56", 180, 600), ("לקש", 155, 600),  # a sentence
+        ("See", 100, 500), ("םלוע", 123, 500), ("םולש", 152, 500), ("below", 182, 500),
+    )  # fmt: skip
+    assert [line.split() for line in read_pdf(data, "a.pdf").pages[0].split("\n")] == [
+        ["מנורה", "49.50"], ["שלום", "1,234.56", "שקל"], ["See", "שלום", "עולם", "below"],
+    ]  # fmt: skip
+
+
+def test_letters_that_the_file_does_not_name_are_marked_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf, "find_ocr", tuple)
+    data = write_pdf(("Größe 45", 50, 700)).replace(b"/ToUnicode", b"/NoUnicode")
+    found = read_pdf(data, "a.pdf")
+    assert found.pages == ["Gr\ufffd\ufffde 45"]
+    assert found.notes == ("a.pdf: page 1 has characters for which the file names no letter",)
+
+
+def test_attachments_are_named() -> None:
+    catalog = "/Names << /EmbeddedFiles << /Names [(a.xml) << /Type /Filespec /UF (a.xml) /EF << /F 90 0 R >> >>] >> >>"
+    data = make_pdf("Hello", catalog=catalog, objects=["<< /Type /EmbeddedFile /Length 1 >>\nstream\nx\nendstream"])
+    assert read_pdf(data, "a.pdf").notes == ("a.pdf: attachments left out: a.xml",)
+
+
+def test_a_pair_of_surrogates_is_one_character_and_a_lone_half_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf, "find_ocr", tuple)
     data = make_pdf("ab", unicode_map="<61> <D83DDE00> <62> <D83D>")
     assert read_pdf(data, "a.pdf").pages == ["\U0001f600\ufffd"]
 
 
-@pytest.mark.skipif(not pdf.find_ocr(), reason="tesseract is not installed")
-def test_a_scan_is_read_by_ocr_in_rows_and_its_words_are_highlighted() -> None:
+def test_a_picture_under_a_stamp_is_an_image_or_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf, "find_ocr", tuple)
+    scan = Image.new("RGB", (30, 40), "grey")
+    stamped = write_pdf(("Received 3 May", 50, 700), scan=scan)
+    assert read_pdf(stamped, "a.pdf").notes == ("a.pdf: page 1 has pictures that were not read",)
+    assert len(read_pdf(stamped, "a.pdf", with_images=True).images) == 1
+    layer = [("a line of text over the scan, as OCR writes it", 50, 700 - 12 * row) for row in range(9)]
+    for lines, place in (([("A letter with its logo", 50, 600)], (500, 700, 50, 50)), (layer, WHOLE)):
+        found = read_pdf(write_pdf(*lines, scan=scan, place=place), "a.pdf", with_images=True)
+        assert (found.notes, found.images) == ((), ())
+
+
+def draw_scan() -> Image.Image:
     image = Image.new("RGB", (1700, 700), "white")
     font = ImageFont.load_default(48)
     for line, words in enumerate((("Invoice", "ABC"), ("Desk lamp", "Price"))):
         for column, text in enumerate(words):
             ImageDraw.Draw(image).text((100 + 800 * column, 100 + 150 * line), text, fill="black", font=font)
+    return image
+
+
+@pytest.mark.skipif(not pdf.find_ocr(), reason="tesseract is not installed")
+@pytest.mark.parametrize("angle", [0, 3, -3])
+def test_a_scan_is_read_by_ocr_in_rows_and_its_words_are_highlighted(angle: int) -> None:
+    image = draw_scan().rotate(angle, fillcolor="white", resample=Image.Resampling.BICUBIC)
     buffers = {kind: io.BytesIO() for kind in ("PDF", "PNG")}
     for kind, buffer in buffers.items():
         image.save(buffer, kind, resolution=200)
@@ -208,8 +286,18 @@ def test_a_scan_is_read_by_ocr_in_rows_and_its_words_are_highlighted() -> None:
     assert found.notes == ("a.pdf: page 1 has text read by OCR",)
     assert pdf.read_picture(buffers["PNG"].getvalue(), "a.png")[0] == found.pages[0]
     start = found.pages[0].index("Price")
-    shown = np.asarray(Image.open(io.BytesIO(render_page(scan, "a.pdf", 0, start, start + 5))), dtype=int)
+    boxes = find_boxes(found.boxes[0], start, start + 5)
+    shown = np.asarray(Image.open(io.BytesIO(render_page(scan, "a.pdf", 0, boxes))), dtype=int)
     marked = np.argwhere(shown[..., 1] - shown[..., 0] > 20)
     height, width = shown.shape[:2]
-    assert (marked.min(0) > (0.3 * height, 0.5 * width)).all()
+    assert (marked.min(0) > (0.2 * height, 0.5 * width)).all()
     assert len(read_pdf(scan, "a.pdf", with_images=True).images) == 1
+
+
+@pytest.mark.skipif(not pdf.find_ocr(), reason="tesseract is not installed")
+def test_pictures_and_letters_without_names_are_read_by_ocr_beside_the_text() -> None:
+    found = read_pdf(write_pdf(("Received", 50, 700), scan=draw_scan(), place=(0, 400, 600, 250)), "a.pdf")
+    assert found.pages == ["Received\nInvoice  ABC\nDesk lamp  Price"]
+    found = read_pdf(write_pdf(("Order 1042 for Jörg", 50, 700)).replace(b"/ToUnicode", b"/NoUnicode"), "a.pdf")
+    assert "1042 for J" in found.pages[0] and "\ufffd" not in found.pages[0]
+    assert found.notes == ("a.pdf: page 1 has text read by OCR",)
