@@ -1,6 +1,7 @@
-"""Mxfp4Tensor: 4-bit numbers in blocks of 32 with a power of two as scale.
+"""Mxfp4Tensor and Nvfp4Tensor: 4-bit floating-point numbers in blocks with scales.
 
-Source: OCP Microscaling Formats (MX) Specification v1.0, E2M1 elements and E8M0 scales.
+Source: OCP Microscaling Formats (MX) Specification v1.0, E2M1 elements and E8M0 scales; NVIDIA's form has blocks of 16
+with scales in float8, and a scale of the whole matrix.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.grouped import Convert, Form, GroupedInt, GroupedRows
+from kernels.grouped import Convert, Form, GroupedInt, GroupedRows, RoundedRows
 
 _HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the magnitudes
 _BLOCK = 32
@@ -40,7 +41,7 @@ class Mxfp4Tensor:
         if self.blocks.dim() > 3:
             return torch.stack([self[expert].dequantize() for expert in range(len(self.blocks))])
         exponents = self.scales.int() - _EXPONENT_BIAS - 1
-        return torch.ldexp(self._read_codes().float(), exponents.unsqueeze(-1)).flatten(-2).bfloat16()
+        return torch.ldexp(_read_codes(self.blocks).float(), exponents.unsqueeze(-1)).flatten(-2).bfloat16()
 
     def to_grouped(self) -> GroupedRows:
         """As `EncodedTensor`; exact for scales that float16 holds, from 2 ** -23 to 2 ** 16."""
@@ -53,10 +54,41 @@ class Mxfp4Tensor:
     def read(self, rows: slice | Tensor, convert: Convert | None = None) -> GroupedInt:
         part = self[rows]
         scales = torch.ldexp(torch.ones(part.scales.shape), part.scales.int() - _EXPONENT_BIAS - 1)
-        return GroupedInt(part._read_codes().flatten(-2), scales, None, _BLOCK, 6)
+        return GroupedInt(_read_codes(part.blocks).flatten(-2), scales, None, _BLOCK, 6)
 
-    def _read_codes(self) -> Tensor:
-        """Return twice the numbers without their scales, [..., in / 32, 32] int8."""
-        table = torch.tensor([*_HALVES, *(-each for each in _HALVES)], dtype=torch.int8)
-        pairs = torch.stack((table.repeat(16), table.repeat_interleave(16)), dim=1)
-        return pairs[self.blocks.int()].flatten(-2)
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4Tensor:
+    """A matrix [out, in]; see `EncodedTensor`."""
+
+    pairs: Tensor  # [out, in / 2] uint8, two numbers each, the first one in the lower half
+    scales: Tensor  # [out, in / 16] float8
+    scale: Tensor  # of the matrix, one number
+
+    def __post_init__(self) -> None:
+        if self.pairs.dtype != torch.uint8 or self.pairs.shape != (len(self.scales), self.scales.shape[1] * 8):
+            raise ValueError(f"pairs {list(self.pairs.shape)} and scales {list(self.scales.shape)} do not fit")
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.pairs), self.pairs.shape[1] * 2))
+
+    def dequantize(self) -> Tensor:
+        """Return the numbers in float32."""
+        return self._decode(slice(None))
+
+    def to_grouped(self) -> GroupedRows:
+        """As `EncodedTensor`, rounded to 8 bits."""
+        return RoundedRows(self._decode, self.shape, 8)
+
+    def _decode(self, rows: slice | Tensor) -> Tensor:
+        scales = self.scales[rows].float() * (self.scale.view(1, 1) / 2)
+        codes = _read_codes(self.pairs[rows].unflatten(1, (-1, 8)))
+        return (codes.float() * scales.unsqueeze(-1)).flatten(1)
+
+
+def _read_codes(blocks: Tensor) -> Tensor:
+    """Return twice the numbers without their scales, [..., n] bytes -> [..., 2 n] int8."""
+    table = torch.tensor([*_HALVES, *(-each for each in _HALVES)], dtype=torch.int8)
+    pairs = torch.stack((table.repeat(16), table.repeat_interleave(16)), dim=1)
+    return pairs[blocks.int()].flatten(-2)

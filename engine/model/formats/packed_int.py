@@ -74,25 +74,34 @@ def read_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedTensor:
 
 
 def read_gptq(
-    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, num_bits: int, zero_offset: int
+    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, zero_offset: int
 ) -> GroupedTensor:
     """Return the matrix of GPTQ's tensors; `zero_offset` is 1 in the format's first version, which stores z - 1."""
+    num_bits = _find_bits(qzeros.shape[1], scales.shape[1])
     codes = unpack_bits(qweight.t().contiguous(), num_bits)
     zeros = unpack_bits(qzeros, num_bits).t() + zero_offset & 2**num_bits - 1
     return _group(codes, zeros, scales.t(), g_idx, num_bits)
 
 
 def read_compressed(
-    packed: Tensor, scales: Tensor, zero_point: Tensor | None, g_idx: Tensor | None, shape: Tensor,
-    num_bits: int,
+    packed: Tensor, scales: Tensor, zero_point: Tensor | None, g_idx: Tensor | None, shape: Tensor
 ) -> GroupedTensor:
     """Return the matrix of pack-quantized tensors of compressed-tensors."""
     rows, columns = shape.tolist()
+    num_bits = _find_bits(packed.shape[1], columns)
     codes = unpack_bits(packed, num_bits)[:, :columns]
     scales = scales.view(-1, 1) if scales.dim() < 2 else scales
     middle = torch.full(scales.shape, 2 ** (num_bits - 1), dtype=torch.uint8)
     zeros = middle if zero_point is None else unpack_bits(zero_point.t().contiguous(), num_bits)[:, :rows].t()
     return _group(codes, zeros.expand(rows, -1), scales.expand(rows, -1), g_idx, num_bits)
+
+
+def _find_bits(num_words: int, num_codes: int) -> int:
+    """Return the bits of codes that take so many words of 32 bits."""
+    for num_bits in (4, 8):
+        if num_words == -(-num_codes * num_bits // 32):
+            return num_bits
+    raise ValueError(f"{num_codes} codes in {num_words} words do not have 4 or 8 bits")
 
 
 def _group(

@@ -7,7 +7,11 @@ from typing import Any
 
 from engine.errors import ConfigError
 
-METHODS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "mxfp4")
+METHODS = ("gguf", "awq", "gptq", "compressed-tensors", "fp8", "mxfp4", "modelopt")
+_COMPRESSED = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +19,6 @@ class WeightFormat:
     """A format and its parameters, as far as the tensors do not say them."""
 
     method: str  # one of METHODS
-    num_bits: int = 4  # gptq, compressed-tensors
     zero_offset: int = 0  # gptq: what the stored zero points lack
     block: tuple[int, int] | None = None  # fp8: sizes of a scale's block
 
@@ -37,10 +40,13 @@ def parse_format(data: Any, where: str) -> WeightFormat | None:
         case "compressed-tensors":
             return _parse_compressed(data, where)
         case "fp8":
-            _expect(data, where, "fmt", ("e4m3", None))
+            _expect(data, where, "fmt", ("e4m3", "float8_e4m3fn", None))
             return WeightFormat("fp8", block=_parse_block(data.get("weight_block_size"), where))
         case "mxfp4":
             return WeightFormat("mxfp4")
+        case "modelopt":
+            _expect(data, where, "quant_algo", ("FP8", "NVFP4", "MIXED_PRECISION"))
+            return WeightFormat("modelopt")
         case method:
             supported = ", ".join(each for each in METHODS if each != "gguf")
             raise ConfigError(f"{where}: quant_method={method!r} is not supported; supported: {supported}")
@@ -56,36 +62,33 @@ def _parse_awq(data: dict[str, Any], where: str) -> WeightFormat:
 def _parse_gptq(data: dict[str, Any], where: str) -> WeightFormat:
     _expect(data, where, "bits", (4, 8))
     _expect(data, where, "checkpoint_format", ("gptq", "gptq_v2", None))
-    _expect(data, where, "dynamic", (None, {}))
+    # The bits of each matrix follow from its tensors, so `dynamic` says nothing new.
     offset = 0 if data.get("checkpoint_format") == "gptq_v2" else 1
-    return WeightFormat("gptq", num_bits=data["bits"], zero_offset=offset)
+    return WeightFormat("gptq", zero_offset=offset)
 
 
 def _parse_compressed(data: dict[str, Any], where: str) -> WeightFormat:
-    _expect(data, where, "kv_cache_scheme", (None,))
-    _expect(data, where, "format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"))
+    if data.get("format") != "mixed-precision":  # else the groups have formats of their own
+        _expect(data, where, "format", _COMPRESSED)
     if (data.get("sparsity_config") or {}).get("format") not in (None, "dense"):
         raise ConfigError(f"{where}: sparsity_config={data['sparsity_config']!r} is not supported")
     groups = data.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise ConfigError(f"{where}: config_groups={groups!r} must be an object with at least one group")
-    bits = {_parse_bits(group, f"{where}: config_groups") for group in groups.values()}
-    if len(bits) > 1:
-        raise ConfigError(
-            f"{where}: config_groups have weights of {sorted(bits)} bits; one number is supported"
-        )
-    (num_bits,) = bits
-    return WeightFormat("compressed-tensors", num_bits=num_bits)
+    for group in groups.values():
+        _check_group(group, f"{where}: config_groups")
+    return WeightFormat("compressed-tensors")
 
 
-def _parse_bits(group: Any, where: str) -> int:
+def _check_group(group: Any, where: str) -> None:
     weights = group.get("weights") if isinstance(group, dict) else None
     if not isinstance(weights, dict):
         raise ConfigError(f"{where}: {group!r} has no weights")
+    if group.get("format") is not None:
+        _expect(group, where, "format", _COMPRESSED)
     _expect(weights, where, "num_bits", (4, 8))
-    _expect(weights, where, "type", ("int", "float") if weights["num_bits"] == 8 else ("int",))
-    _expect(weights, where, "strategy", ("tensor", "channel", "group", "block"))
-    return int(weights["num_bits"])
+    _expect(weights, where, "type", ("int", "float"))
+    _expect(weights, where, "strategy", ("tensor", "channel", "group", "block", "tensor_group"))
 
 
 def _parse_block(value: Any, where: str) -> tuple[int, int] | None:

@@ -7,12 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.model.formats.encoded import EncodedTensor
-from engine.model.formats.mxfp4 import Mxfp4Tensor
+from engine.model.formats.mxfp4 import Mxfp4Tensor, Nvfp4Tensor
 from engine.model.formats.packed_int import read_awq, read_compressed, read_gptq
 from engine.model.formats.quant_config import WeightFormat
 from kernels.scaled import ScaledTensor
@@ -20,24 +21,29 @@ from kernels.scaled import ScaledTensor
 # (suffix of the tensor that stands for the matrix, suffix of the matrix, suffixes of its required parts, of its others)
 _Parts = tuple[str, str, tuple[str, ...], tuple[str, ...]]
 _SCALES = (".weight_scale", ".weight_scale_inv")
+# Activations and the KV cache are not rounded by these formats here, so their scales are not needed.
+_INPUTS = (".input_scale", ".input_zero_point", ".input_global_scale", ".activation_scale")
+_CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale")
 _PARTS: dict[str, tuple[_Parts, ...]] = {
     "awq": ((".qweight", ".weight", (".qzeros", ".scales"), ()),),
     "gptq": ((".qweight", ".weight", (".qzeros", ".scales"), (".g_idx",)),),
     "compressed-tensors": (
         (
             *(".weight_packed", ".weight", (".weight_scale", ".weight_shape")),
-            (".weight_zero_point", ".weight_g_idx"),
+            (".weight_zero_point", ".weight_g_idx", *_INPUTS),
         ),
-        # Activations are not rounded, so their scales are not needed.
-        (
-            ".weight", ".weight", (".weight_scale",),
-            (".weight_zero_point", ".input_scale", ".input_zero_point"),
-        ),
+        (".weight_packed", ".weight", (".weight_scale", ".weight_global_scale"), _INPUTS),
+        (".weight_packed", ".weight", (".weight_scale",), _INPUTS),
+        (".weight", ".weight", (".weight_scale",), (".weight_zero_point", *_INPUTS)),
+    ),
+    "modelopt": (
+        (".weight", ".weight", (".weight_scale", ".weight_scale_2"), _INPUTS),
+        (".weight", ".weight", (".weight_scale",), _INPUTS),
     ),
     "mxfp4": (("_blocks", "", ("_scales",), ()),),
     "fp8": (
-        (".weight", ".weight", (".weight_scale_inv",), (".input_scale", ".activation_scale")),
-        (".weight", ".weight", (".weight_scale",), (".input_scale", ".activation_scale")),
+        (".weight", ".weight", (".weight_scale_inv",), _INPUTS),
+        (".weight", ".weight", (".weight_scale",), _INPUTS),
     ),
 }
 
@@ -64,7 +70,7 @@ def read_encoded(
                     raise ConfigError(
                         f"{name} is not a matrix in {weight_format.method}: {reason}"
                     ) from error
-            elif name not in taken:
+            elif name not in taken and not name.endswith(_CACHE_SCALES):
                 yield name, index.read(name)
 
 
@@ -123,14 +129,19 @@ def _decode(weight_format: WeightFormat, main: Tensor, parts: dict[str, Tensor])
             return Mxfp4Tensor(main, parts["_scales"])
         case "gptq":
             return read_gptq(
-                *(main, parts[".qzeros"], parts[".scales"], parts.get(".g_idx")),
-                *(weight_format.num_bits, weight_format.zero_offset),
+                *(main, parts[".qzeros"], parts[".scales"], parts.get(".g_idx")), weight_format.zero_offset
             )
     if ".weight_shape" in parts:
         return read_compressed(
             *(main, parts[".weight_scale"], parts.get(".weight_zero_point"), parts.get(".weight_g_idx")),
-            *(parts[".weight_shape"], weight_format.num_bits),
+            parts[".weight_shape"],
         )
+    if ".weight_global_scale" in parts:
+        return Nvfp4Tensor(main, parts[".weight_scale"], 1 / parts[".weight_global_scale"].float())
+    if ".weight_scale_2" in parts:
+        return Nvfp4Tensor(main, parts[".weight_scale"], parts[".weight_scale_2"].float())
+    if weight_format.method == "compressed-tensors" and main.dtype == torch.uint8:
+        return Mxfp4Tensor(main.unflatten(-1, (-1, 16)), parts[".weight_scale"])
     if ".weight_zero_point" in parts and parts[".weight_zero_point"].count_nonzero():
         raise ValueError("zero points of unpacked integers are not supported")
     scales = next(parts[suffix] for suffix in _SCALES if suffix in parts)

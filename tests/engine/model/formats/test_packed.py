@@ -15,6 +15,7 @@ from engine.device.weight_moves import list_tensors
 from engine.errors import ConfigError
 from engine.model import DecoderModel, load_model
 from engine.model.formats.encoded import EncodedTensor
+from engine.model.formats.mxfp4 import Mxfp4Tensor, Nvfp4Tensor
 from engine.model.formats.packed_int import read_awq, read_compressed, read_gptq
 from kernels.cpu.weights import WeightKind
 from kernels.scaled import ScaledTensor
@@ -74,7 +75,7 @@ def decode_gptq_slowly(tensors: Tensors, num_bits: int) -> Tensor:
 @pytest.mark.parametrize("has_order", [False, True])
 def test_gptq_equals_its_definition(num_bits: int, has_order: bool) -> None:
     tensors = make_gptq(16, IN, num_bits, has_order)
-    matrix = read_gptq(*tensors.values(), num_bits, 1)
+    matrix = read_gptq(*tensors.values(), 1)
     assert torch.equal(matrix.dequantize(), decode_gptq_slowly(tensors, num_bits))
     # An order of groups that the products do not have is rounded to groups of their own.
     grouped = matrix.to_grouped()
@@ -143,7 +144,7 @@ def test_packed_integers_equal_compressed_tensors(
     expected = decompress(tensors, "pack-quantized", **weights)
     matrix = read_compressed(
         *(tensors["weight_packed"], tensors["weight_scale"], tensors.get("weight_zero_point")),
-        *(None, tensors["weight_shape"], num_bits),
+        *(None, tensors["weight_shape"]),
     )
     assert matrix.dequantize().dtype == expected.dtype
     assert torch.equal(matrix.dequantize(), expected)
@@ -164,6 +165,17 @@ def test_unpacked_numbers_equal_compressed_tensors(kind: str, strategy: str) -> 
     weights |= {"block_structure": [32, 32]} if strategy == "block" else {}
     expected = decompress({"weight": values, "weight_scale": scales}, f"{kind}-quantized", **weights)
     assert torch.equal(ScaledTensor(values, scales).dequantize(), expected)
+
+
+@pytest.mark.parametrize("method", ["nvfp4", "mxfp4"])
+def test_4_bit_floats_equal_compressed_tensors(method: str) -> None:
+    settings, encode = OTHERS[method]
+    tensors, matrix = encode(torch.Size((OUT, IN)))
+    weights = _FLOAT4 | ({"strategy": "group", "group_size": 32} if method == "mxfp4" else {})
+    expected = decompress(tensors, settings["format"], **weights)  # which rounds to bfloat16
+    torch.testing.assert_close(matrix.dequantize().float(), expected.float(), atol=0, rtol=2**-7)
+    grouped = matrix.to_grouped().read(slice(None)).dequantize()
+    torch.testing.assert_close(grouped, expected.float(), atol=2**-8 * float(expected.abs().max()), rtol=2**-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e8m0fnu])
@@ -190,7 +202,7 @@ PACKED = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", 
 
 def encode_gptq(shape: torch.Size) -> tuple[Tensors, EncodedTensor]:
     tensors = make_gptq(shape[0], shape[1])
-    return tensors, read_gptq(*tensors.values(), 4, 1)
+    return tensors, read_gptq(*tensors.values(), 1)
 
 
 def encode_awq(shape: torch.Size) -> tuple[Tensors, EncodedTensor]:
@@ -208,7 +220,33 @@ def encode_packed(shape: torch.Size) -> tuple[Tensors, EncodedTensor]:
     rows, columns = shape
     packed, scales = pack_words(draw(0, 16, rows, columns), 4), draw_scales(rows, columns // GROUP)
     tensors = {"weight_packed": packed, "weight_scale": scales, "weight_shape": torch.tensor(shape)}
-    return tensors, read_compressed(packed, scales, None, None, tensors["weight_shape"], 4)
+    return tensors, read_compressed(packed, scales, None, None, tensors["weight_shape"])
+
+
+def encode_nvfp4(shape: torch.Size) -> tuple[Tensors, EncodedTensor]:
+    pairs, factor = draw(0, 256, shape[0], shape[1] // 2).to(torch.uint8), torch.tensor([2000.0])
+    scales = draw(1, 300, shape[0], shape[1] // 16).float().to(torch.float8_e4m3fn)
+    tensors = {"weight_packed": pairs, "weight_scale": scales, "weight_global_scale": factor}
+    return tensors | {"input_global_scale": factor * 2}, Nvfp4Tensor(pairs, scales, 1 / factor)
+
+
+def encode_modelopt(shape: torch.Size) -> tuple[Tensors, EncodedTensor]:
+    tensors, matrix = encode_nvfp4(shape)
+    names = {"weight": "weight_packed", "weight_scale": "weight_scale", "input_scale": "input_global_scale"}
+    renamed = {name: tensors[other] for name, other in names.items()}
+    return renamed | {"weight_scale_2": 1 / tensors["weight_global_scale"]}, matrix
+
+
+def encode_mxfp4(shape: torch.Size) -> tuple[Tensors, EncodedTensor]:
+    pairs = draw(0, 256, shape[0], shape[1] // 2).to(torch.uint8)
+    scales = draw(119, 123, shape[0], shape[1] // 32).to(torch.uint8)
+    tensors = {"weight_packed": pairs, "weight_scale": scales}
+    return tensors, Mxfp4Tensor(pairs.unflatten(1, (-1, 16)), scales)
+
+
+def encode_mixed(shape: torch.Size) -> tuple[Tensors, EncodedTensor]:
+    """The MLP in 4 bits of integers, the rest in blocks of floats."""
+    return (encode_packed if SIZES["intermediate_size"] in shape else encode_mxfp4)(shape)
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
@@ -223,6 +261,15 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[torch.Size], tuple[Tensors, E
     "compressed-tensors": (COMPRESSED, encode_packed),
 }
 
+_FLOAT4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+NVFP4 = COMPRESSED | {"format": "nvfp4-pack-quantized", "config_groups": {"group_0": {"weights": _FLOAT4}}}
+MXFP4 = COMPRESSED | {"format": "mxfp4-pack-quantized", "config_groups": {"group_0": {"weights": _FLOAT4}}}
+GROUPS = {"group_0": {"weights": PACKED, "format": "pack-quantized"}, "group_1": {"weights": _FLOAT4}}
+MIXED = COMPRESSED | {"format": "mixed-precision", "config_groups": GROUPS, "kv_cache_scheme": {"num_bits": 8}}
+OTHERS = {
+    "nvfp4": (NVFP4, encode_nvfp4), "mxfp4": (MXFP4, encode_mxfp4), "mixed": (MIXED, encode_mixed),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, encode_modelopt),
+}
 
 INT4 = frozenset((WeightKind.GROUPED4, WeightKind.CENTRED4))
 CODES = dict.fromkeys(FORMATS, INT4) | {"fp8": frozenset((WeightKind.CENTRED8,))}
@@ -230,7 +277,7 @@ CODES = dict.fromkeys(FORMATS, INT4) | {"fp8": frozenset((WeightKind.CENTRED8,))
 
 def write_checkpoint(folder: Path, method: str, family: str = "qwen3", **sizes: int) -> tuple[Any, Tensors]:
     """Write a tiny model whose layers' matrices are in the format; returns it and its decoded weights."""
-    settings, encode = FORMATS[method]
+    settings, encode = (FORMATS | OTHERS)[method]
     source = make_transformers_model(family, **SIZES, **sizes)
     save(source, folder)
     stored, decoded = {}, {}
@@ -252,7 +299,9 @@ def set_format(folder: Path, settings: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
 
 
-@pytest.mark.parametrize(("method", "family"), [*((method, "qwen3") for method in FORMATS), ("fp8", "deepseek_v3")])
+@pytest.mark.parametrize(
+    ("method", "family"), [*((method, "qwen3") for method in FORMATS | OTHERS), ("fp8", "deepseek_v3")]
+)
 def test_a_checkpoint_gives_the_logits_of_transformers_with_the_decoded_weights(
     tmp_path: Path, method: str, family: str
 ) -> None:
@@ -335,11 +384,9 @@ def test_triton_ops_read_a_head_that_is_the_embedding(tmp_path: Path) -> None:
     [
         ({"quant_method": "bitsandbytes"}, "quant_method='bitsandbytes' is not supported; supported: awq, gptq"),
         (GPTQ | {"bits": 3}, "bits=3 is not supported; supported: 4, 8"),
-        (GPTQ | {"dynamic": {"-:lm_head": {}}}, "dynamic={'-:lm_head': {}} is not supported"),
         (AWQ | {"version": "gemv"}, "version='gemv' is not supported"),
         (FP8 | {"weight_block_size": [128]}, r"weight_block_size=\[128\] must be two positive integers"),
-        (COMPRESSED | {"format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized' is not supported"),
-        (COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme={'num_bits': 8} is not supported"),
+        (COMPRESSED | {"format": "marlin-24"}, "format='marlin-24' is not supported"),
     ],
 )
 def test_what_a_format_holds_that_is_not_understood_is_refused(
