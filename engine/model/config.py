@@ -224,7 +224,7 @@ def _find_text_part(data: dict[str, Any], where: str) -> tuple[dict[str, Any], d
         text = {key: reader.take(key) for key in data.keys() - outer_keys}
     if not isinstance(text, dict):
         raise reader.error("text_config", text, "must be an object")
-    outer = {key: reader.take(key) for key in ("tie_word_embeddings", "dtype", "torch_dtype")}
+    outer = {key: reader.take(key) for key in ("tie_word_embeddings", "dtype", "torch_dtype", "quantization_config")}
     fields: dict[str, Any] = {"weight_prefix": part.prefix, "ignored_weights": part.ignored_weights}
     fields["weight_renames"] = part.renames
     if part.vision is not None:

@@ -177,12 +177,17 @@ def _parse_yarn(reader: ConfigReader, theta: float, original: int, factor: float
     if theta <= 1:
         # YaRN divides by log(theta).
         raise reader.error("rope_theta", theta, "must be greater than 1 with yarn")
+    factor = reader.number_within("factor", *_FACTORS, factor)
+    attention_factor = reader.optional_number_within("attention_factor", *_FACTORS)
+    if (share := reader.optional_number_within("attn_factor", *_FACTORS)) is not None:
+        # An older name, which multiplies what YaRN prescribes.
+        attention_factor = attention_factor or share * compute_yarn_mscale(factor, 1.0)
     return RopeConfig(
         "yarn",
         theta,
-        reader.number_within("factor", *_FACTORS, factor),
+        factor,
         original,
-        attention_factor=reader.optional_number_within("attention_factor", *_FACTORS),
+        attention_factor=attention_factor,
         beta_fast=reader.number_within("beta_fast", *_FACTORS, 32.0),
         beta_slow=reader.number_within("beta_slow", *_FACTORS, 1.0),
         mscale=reader.optional_number_within("mscale", *_FACTORS),

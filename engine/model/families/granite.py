@@ -26,7 +26,8 @@ _NAMES = MoENames(
 _MAMBA_LAYERS = ("mamba", "linear_attention")
 _MAMBA_INERT = frozenset(
     [
-        *("time_step_limit", "init_method", "num_logits_to_keep", "z_loss_coefficient", "attn_rotary_emb"),
+        *("time_step_limit", "time_step_min", "time_step_max"),
+        *("init_method", "num_logits_to_keep", "z_loss_coefficient", "attn_rotary_emb"),
         *(f"mamba_{name}" for name in ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand")),
         *(f"mamba_{name}" for name in ("chunk_size", "conv_bias", "proj_bias")),
     ]

@@ -14,6 +14,14 @@ from engine.model.rope_config import RopeKeys
 _MIXTRAL_NAMES = MoENames(
     block="block_sparse_moe", correction_bias="e_score_correction_bias", experts=("w1", "w3", "w2")
 )
+# Of layers for drafts, which are not published, and of the architecture before this one.
+_MINIMAX_INERT = frozenset(
+    [
+        *("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mlp_intermediate_size", "max_model_len"),
+        *("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"),
+        *("shared_moe_mode", "use_grouped_topk"),
+    ]
+)
 
 
 def _read_mixtral(reader: ConfigReader) -> dict[str, Any]:
@@ -24,6 +32,7 @@ def _read_mixtral(reader: ConfigReader) -> dict[str, Any]:
 
 def _read_minimax_m2(reader: ConfigReader) -> dict[str, Any]:
     """MiniMax M2: normalized sigmoids, chosen with a correction."""
+    reader.constant("attn_type_list", [1] * reader.integer("num_hidden_layers"))  # softmax
     spec = read_experts(
         reader, "intermediate_size", score="sigmoid", is_normalized=True, has_correction_bias=True,
         names=_MIXTRAL_NAMES,
@@ -48,8 +57,10 @@ FAMILIES: dict[str, Family] = {
     "MiniMaxM2ForCausalLM": Family(
         "minimax_m2", LayerStyle(qk_norm="full"), RopeKeys(has_partial=True), qkv_bias=False,
         output_bias=False, defaults={"head_dim": 128},
-        constants={"use_qk_norm": True, "scoring_func": "sigmoid", "use_routing_bias": True},
-        inert=TRAINING_KEYS, read_fields=_read_minimax_m2,
+        constants={
+            "use_qk_norm": True, "scoring_func": "sigmoid", "use_routing_bias": True, "qk_norm_type": "per_layer",
+        },
+        inert=TRAINING_KEYS | _MINIMAX_INERT, read_fields=_read_minimax_m2,
     ),
     "SmolLM3ForCausalLM": Family(
         "smollm3", mlp_bias="mlp_bias", sliding_window="layers", no_rope="listed",

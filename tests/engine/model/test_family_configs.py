@@ -14,6 +14,7 @@ from engine.device.kv_cache import compute_bytes_per_block
 from engine.errors import ConfigError
 from engine.kv_cache_spec import KVCacheSpec
 from engine.model import ModelConfig, load_model
+from engine.model.formats.quant_config import WeightFormat
 from engine.model.rope import RotaryEmbedding
 
 # As they are published.
@@ -21,6 +22,18 @@ PUBLISHED = json.loads(Path(__file__).with_name("published_configs.json").read_t
 SMOLLM3, PHI4_MINI, GEMMA2, GEMMA3 = (PUBLISHED[name] for name in ("smollm3", "phi4_mini", "gemma2", "gemma3"))
 COHERE2, EXAONE4, GRANITE4 = (PUBLISHED[name] for name in ("cohere2", "exaone4", "granite4"))
 GEMMA3_4B, STARCODER2, QWEN3_6 = (PUBLISHED[name] for name in ("gemma3_4b", "starcoder2", "qwen3_6_27b"))
+MINIMAX_M2 = {
+    "architectures": ["MiniMaxM2ForCausalLM"], "attn_type_list": [1] * 62, "dtype": "bfloat16", "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 1536, "max_position_embeddings": 204800,
+    "model_type": "minimax_m2", "mtp_transformer_layers": 1, "num_attention_heads": 48, "num_experts_per_tok": 8,
+    "num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256, "num_mtp_modules": 3,
+    "qk_norm_type": "per_layer", "rms_norm_eps": 1e-6, "rope_theta": 5000000, "rotary_dim": 64, "use_mtp": True,
+    "scoring_func": "sigmoid", "shared_intermediate_size": 0, "use_qk_norm": True, "use_routing_bias": True,
+    "vocab_size": 200064, "quantization_config": {
+        "activation_scheme": "dynamic", "fmt": "float8_e4m3fn", "quant_method": "fp8", "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+    },
+}  # fmt: skip
 QWEN3_6_TEXT = QWEN3_6["text_config"]
 
 
@@ -53,6 +66,11 @@ def test_published_configs_are_read() -> None:
     assert [state is None for state in qwen3_6.layer_states] == [False, False, False, True] * 16
     assert sum(state.cache_spec.num_bytes for state in qwen3_6.layer_states if state) > 48 * 48 * 2**16
     assert (qwen3_6.rope.rotary_dim(qwen3_6.head_dim), qwen3_6.weight_renames[0][0]) == (64, "model.")
+    scaling = {"attn_factor": 0.8782488562869419, "factor": 4.0, "rope_type": "yarn"}
+    distilled = parse(PUBLISHED["qwen3"], rope_scaling=scaling | {"original_max_position_embeddings": 32768})
+    assert distilled.rope.attention_factor == pytest.approx(1.0)
+    minimax = parse(MINIMAX_M2)
+    assert (minimax.rope.rotary_dim(128), minimax.weight_format) == (64, WeightFormat("fp8", block=(128, 128)))
     starcoder2 = parse(STARCODER2)
     assert starcoder2.mlp_bias and starcoder2.tie_word_embeddings
 
