@@ -104,7 +104,7 @@ def is_on_first_screen(site: Site, node: Any) -> bool:
 def test_approve_first_leads_to_a_marked_value_that_nobody_saw(site: Site) -> None:
     site.page.set_viewport_size({"width": 390, "height": 844})
     site.open("extract")
-    site.page.get_by_role("button", name="Look at the marked, then approve").click()
+    site.page.get_by_role("button", name="Look, then approve").click()
     site.wait_for(lambda: site.page.evaluate("document.activeElement.ariaLabel") == "vendor")
     site.page.locator("#extract .value").last.focus()
     place = site.page.get_by_role("button", name="Approve, 9 unseen").bounding_box()

@@ -57,7 +57,7 @@ class RowReview:
         """
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         at_once = {"queue": False, **quiet}
-        parts = [self.panel, self.place, self.index, *self.desk.parts]
+        parts = [self.panel, self.place, self.index, self.previous, self.next, *self.desk.parts]
         records.open(self.open_row, None, parts, **at_once)
         self.previous.click(self.go_back, self.index, parts, **at_once)
         self.next.click(self.go_on, self.index, parts, **at_once)
@@ -108,7 +108,12 @@ class RowReview:
         if run is None or shown is None:
             raise gr.Error("This row is not here any more. Run the batch again.")
         name = html.escape(run.records[index]["source"])
+        steps = {self.previous: -1, self.next: 1}
         return {
+            **{
+                button: gr.update(interactive=run.is_running or run.find_next(index, step) is not None)
+                for button, step in steps.items()
+            },
             self.panel: gr.update(visible=True),
             self.place: f"<b>Row {index + 1} of {run.num_rows:,}</b> {name}", self.index: index,
             **self.desk.draw(shown), self.desk.why: "",

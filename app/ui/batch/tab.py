@@ -35,7 +35,7 @@ from app.ui.examples import Examples
 from app.ui.explain import Explanation
 from app.ui.extract.desk import Update
 from app.ui.extract.pages import Opened
-from app.ui.extract.schema_panel import SchemaPanel
+from app.ui.extract.schema_panel import MAX_TITLE_CHARS, SchemaPanel, parse_schema
 from app.ui.owner import find_owner
 from app.ui.scripts import read_kept, read_script
 from grammar import GrammarError
@@ -93,10 +93,11 @@ class BatchTab(BatchRunner):
         self.run_button.click(self.run_all, inputs, outputs, **quiet)
         self.again.click(self.run_again, self.order, outputs, **quiet)
         self.samples.click(self.run_samples, [self.order, reader], [*opened, self.schema], **quiet)
-        choices = [self.column, self.schema, reader]
+        choices = [*choice, reader]
         for event in (*begun, attached):
             event.then(self.describe, choices, self.inputs, **at_once)
-        gr.on([part.change for part in choices], self.describe, choices, self.inputs, **at_once)
+        changed = [self.column.change, self.schema.change, of_extract.code.change, reader.change]
+        gr.on(changed, self.describe, choices, self.inputs, trigger_mode="always_last", **at_once)
         self.order.input(self.sort, self.order, self.records, **at_once)
         self.stop_button.click(self.stop, None, None, **at_once)
         self.review.connect(self.records, [self.progress, self.records, *self.downloads])
@@ -174,11 +175,13 @@ class BatchTab(BatchRunner):
             **await self.open_files(paths, AS_IN_EXTRACT, request), self.schema: AS_IN_EXTRACT, self.files: paths
         }
 
-    async def describe(self, column: str | None, schema: str, model: str, request: gr.Request) -> Any:
+    async def describe(self, column: str | None, schema: str, code: str, model: str, request: gr.Request) -> Any:
         """Return the heading of the folded inputs: what is open, and how it will be read."""
         paths = self.tables.paths.get(str(request.session_hash), [])
         files = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
-        return gr.update(label=" · ".join([files, column or "no column", schema, model]) if paths else INPUTS)
+        title = (parse_schema(code) or {}).get("title") if schema == AS_IN_EXTRACT else None
+        name = str(title or schema)[:MAX_TITLE_CHARS]
+        return gr.update(label=" · ".join([files, column or "no column", name, model]) if paths else INPUTS)
 
     def _show_table(self, table: Table, column: str | None, batch_id: str) -> Update:
         return {

@@ -120,7 +120,7 @@ class SchemaPanel:
         """Show the chosen schema: an example, a stored one, or a blank one; what no name brings back can be undone."""
         texts = {BLANK: BLANK_SCHEMA, **(saved or {}), **self.examples.schemas}
         shown = self.show(texts.get(name or BLANK, BLANK_SCHEMA))
-        is_lost = name == BLANK or (self.find_name(_parse(before)) is None and before not in texts.values())
+        is_lost = name == BLANK or (self.find_name(parse_schema(before)) is None and before not in texts.values())
         # Arrow keys pass other choices: what was lost before them stays to be brought back.
         kept = {self.before: before, self.undo: gr.update(visible=True)} if is_lost else {}
         return {part: value for part, value in shown.items() if part is not self.chooser} | kept
@@ -131,7 +131,7 @@ class SchemaPanel:
 
     def save(self, text: str, saved: dict[str, str] | None) -> tuple[Any, Any]:
         """Store the schema in the browser under its title."""
-        schema = _parse(text)
+        schema = parse_schema(text)
         title = str((schema or {}).get("title") or "").strip()[:MAX_TITLE_CHARS]
         if not title:
             raise gr.Error("Give the schema a title first, in the form or as the keyword title.")
@@ -151,7 +151,7 @@ class SchemaPanel:
 
     def edit_json(self, text: str) -> Views:
         """Return all other views for the text of the JSON editor, which is used unchanged."""
-        schema, hints = _parse(text), {}
+        schema, hints = parse_schema(text), {}
         try:
             checked = self.checker.check(text)
         except EXPLAINED as error:
@@ -202,7 +202,8 @@ def describe(schema: Schema) -> str:
     return f"{title}: {count}. Edit, or describe your own" if names else f"{title}: describe or add the fields"
 
 
-def _parse(text: str) -> Schema | None:
+def parse_schema(text: str) -> Schema | None:
+    """Return the schema of a text; None if it is none."""
     try:
         schema = json.loads(text)
         # A lone surrogate, such as "\ud800", cannot be sent to the page.

@@ -90,6 +90,7 @@ def show(tab: BatchTab, update: Any) -> Any:
         "progress": tab.progress, "records": tab.records, "trial": tab.trial, "run": tab.run_button,
         "stop": tab.stop_button, "again": tab.again, "column": tab.column,
         "reader": tab.reader.dropdown, "place": tab.review.place, "index": tab.review.index,
+        "previous": tab.review.previous, "next": tab.review.next,
         "review": tab.review.panel, "fields": tab.review.desk.fields, "shown": tab.review.desk.shown,
         "badge": tab.review.desk.badge,
         **dict(zip(("jsonl", "csv", "xlsx", "parquet"), tab.downloads, strict=True)),
@@ -279,9 +280,11 @@ async def test_a_table_of_the_extract_tab_is_opened_and_the_heading_names_what_i
     update = await tab.open_table(given, REQUEST)
     assert update[tab.files] == [str(path)] and update[tab.column]["value"] == "note"
     assert update[tab.schema] == AS_IN_EXTRACT and "Ada is 36" in update[tab.records]
-    label = (await tab.describe("note", "person", "fake", REQUEST))["label"]
+    label = (await tab.describe("note", "person", "", "fake", REQUEST))["label"]
     assert label == "orders.csv · note · person · fake"
-    assert (await tab.describe(None, "person", "fake", LATER))["label"] == "Files, column and schema"
+    label = (await tab.describe(None, AS_IN_EXTRACT, '{"title": "Order"}', "fake", REQUEST))["label"]
+    assert label == "orders.csv · no column · Order · fake"
+    assert (await tab.describe(None, "person", "", "fake", LATER))["label"] == "Files, column and schema"
 
 
 def correct(tab: BatchTab, page: Any, **data: Any) -> Any:
@@ -320,6 +323,7 @@ async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections(ma
     following = show(tab, await correct(tab, page, action="approve"))
     assert "1 approved" in following.progress and ">approved<" in following.records
     assert "Row 4 of 4" in following.place and following.index == 3  # the next one with a record
+    assert following.previous["interactive"] and not following.next["interactive"]
     assert b'"model": "fake"' in read(following.jsonl) and b",fake," in read(following.csv)
     assert b'"approved": true' in read(following.jsonl) and b'"corrected": ["/name"]' in read(following.jsonl)
     back = show(tab, await tab.review.go_back(3, REQUEST))
