@@ -60,14 +60,18 @@ def check_lines(lines: Iterable[bytes], name: str, endpoint: str | None = None) 
         seen.add(row["custom_id"])
 
 
-async def answer_row(context: ApiContext, row: Json) -> Json:
-    """The output row for an input row; what is wrong with the row is in its answer."""
+async def answer_row(context: ApiContext, row: Json, owner: str = "") -> Json:
+    """The output row for an input row; what is wrong with the row is in its answer.
+
+    Args:
+        owner: whose stored files it may name.
+    """
     request_id = uuid.uuid4().hex
     status, body = 200, {}
     warnings: list[str] = []
     WARNINGS.set(warnings)
     try:
-        body = await _answer(context, row, request_id)
+        body = await _answer(context, row, request_id, owner)
     except (ApiError, EngineError, GrammarError, RefusedJson) as caught:
         if isinstance(caught, EngineDead) or context.engine.state != "ready":
             raise EngineDead(str(caught)) from caught
@@ -86,7 +90,7 @@ def make_reply(row: Json, status: int, body: Json, request_id: str) -> Json:
     return {"id": f"batch_req_{request_id}", "custom_id": row["custom_id"], "response": response, "error": None}
 
 
-async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:
+async def _answer(context: ApiContext, row: Json, request_id: str, owner: str) -> Json:
     url, method, body = row.get("url"), row.get("method", "POST"), row.get("body")
     if method != "POST" or not isinstance(url, str) or url not in ROUTES:
         message = f"{str(method)[:20]} {str(url)[:80]} is not possible in a batch; POST to {' or '.join(ROUTES)}"
@@ -97,7 +101,7 @@ async def _answer(context: ApiContext, row: Json, request_id: str) -> Json:
     check_json(body)
     if body.get("stream"):
         raise BadRequest("stream is not possible in a batch", "stream")
-    return await retry_while_full(lambda: ROUTES[url](context, body, RequestInfo(request_id)))
+    return await retry_while_full(lambda: ROUTES[url](context, body, RequestInfo(request_id, owner=owner)))
 
 
 async def _chat(context: ApiContext, body: Any, info: RequestInfo) -> Json:

@@ -310,7 +310,8 @@ async def prepare(given: ChatInput, info: RequestInfo, context: ApiContext, id_p
         **read_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
     }
     messages = [
-        await context.documents.read(each, engine.sees_images) if has_files(each) else each for each in given.messages
+        await context.documents.read(each, engine.sees_images, info.owner) if has_files(each) else each
+        for each in given.messages
     ]
     messages = show_messages(messages, engine.sees_images)
     if not template.knows_tools and has_tool_messages(messages):

@@ -83,7 +83,7 @@ class ApiContext:
     @cached_property
     def documents(self) -> DocumentReader:
         """Reads the files in messages."""
-        return DocumentReader()
+        return DocumentReader(self.store)
 
     @cached_property
     def template(self) -> TemplateFacts:

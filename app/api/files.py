@@ -123,7 +123,7 @@ async def create_batch(body: BatchRequest, request: Request, context: Context, p
     # A batch for one of this server's models waits for it after a restart; any other name fails in its rows.
     more = {"model": named} if named in [*context.model_names, *await pool.list_entries()] else {}
     asked = body.model_dump(include={"input_file_id", "endpoint", "completion_window", "metadata"})
-    job = await add_job(context, owner, "batch", {**asked, **more}, map(json.dumps, rows))
+    job = await add_job(context, owner, "batch", {**asked, **more, "owner": owner}, map(json.dumps, rows))
     return await context.store.run(describe_batch, job)
 
 

@@ -64,7 +64,7 @@ def _read_model(row: Any) -> str | None:
 
 def _answer_requests(context: ApiContext, body: dict[str, Any]) -> Work:
     async def answer(given: str) -> RowAnswer:
-        reply = await answer_row(context, json.loads(given))
+        reply = await answer_row(context, json.loads(given), body.get("owner", ""))
         return RowAnswer(json.dumps(reply), reply["response"]["status_code"] != 200)
 
     return answer

@@ -3,7 +3,7 @@
 text, input_text, output_text, refusal                    a text
 search_result, tool_reference, searches of a service      their texts
 image_url, input_image, image                             {"type": "image_url", "image_url": {"url": ...}}
-file, input_file, document                                a text, or {"type": "file", "file": {...}} (documents.py)
+file, input_file, document, an image's file_id            a text, or {"type": "file", "file": {...}} (documents.py)
 what no model here can read, such as audio                {"type": "unseen", "text": what it was}
 """
 
@@ -87,7 +87,7 @@ def _read_image(where: Path, part: Mapping[str, Any]) -> Json:
     """Read an image of chat completions, {"url", "detail"}, or of responses, the URL itself."""
     image = part.get("image_url")
     if image is None and part.get("file_id"):
-        return make_unseen("image of a file_id")
+        return make_stored(where, part["file_id"])
     url, detail = (image, part.get("detail")) if isinstance(image, str) else (None, None)
     if isinstance(image, dict):
         url, detail = image.get("url"), image.get("detail")
@@ -109,20 +109,22 @@ def _read_image_source(where: Path, source: object) -> Json:
         case "base64" if isinstance(media_type := found.get("media_type"), str):
             return make_unseen(f"image of type {media_type[:40]}")
         case "file":
-            return make_unseen("image of a file_id")
-    rule = f" must be base64 with a media_type of {', '.join(IMAGE_TYPES)}, or a url"
+            return make_stored(where, found.get("file_id"))
+    rule = f" must be base64 with a media_type of {', '.join(IMAGE_TYPES)}, a url, or a file"
     raise refuse(where, rule, "unsupported_content")
 
 
 def _read_file(where: Path, part: Mapping[str, Any]) -> Json:
-    """Read a file of chat completions, {"filename", "file_data"} in `file`, or of responses, without that."""
+    """Read a file of chat completions, {"filename", "file_data"} or {"file_id"} in `file`, or of responses."""
     file = part.get("file") if part["type"] == "file" else part
     file = file if isinstance(file, dict) else {}
     name = str(file.get("filename") or "file")
     if file.get("file_data") is None:
-        if file.get("file_id") or file.get("file_url"):
+        if file.get("file_id"):
+            return make_stored(where, file["file_id"])
+        if file.get("file_url"):
             return make_unseen(f"file {name[:80]}")
-        raise refuse(where, " must have file_data, a data: URL", "unsupported_content")
+        raise refuse(where, " must have file_data, a data: URL, or the file_id of /v1/files", "unsupported_content")
     return make_file(where, name, read_text((*where, "file_data"), file["file_data"]))
 
 
@@ -140,7 +142,9 @@ def _read_document(where: Path, block: Mapping[str, Any]) -> list[Json]:
             media_type = read_text((*where, "source", "media_type"), source.get("media_type"))
             name = str(block.get("title") or "document")
             return [*before, make_file(where, name, f"data:{media_type};base64,{data}")]
-        case "url" | "file":
+        case "file":
+            return [*before, make_stored((*where, "source"), source.get("file_id"))]
+        case "url":
             return [*before, make_unseen("document")]
     check_choice((*where, "source", "type"), source.get("type"), ("text", "base64", "content", "url", "file"))
     return []
@@ -149,6 +153,11 @@ def _read_document(where: Path, block: Mapping[str, Any]) -> list[Json]:
 def make_file(where: Path, name: str, data: str) -> Json:
     """Return a part that is a file, as chat completions have it, with its place for errors."""
     return {"type": "file", "file": {"filename": name, "file_data": data}, "where": where}
+
+
+def make_stored(where: Path, file_id: object) -> Json:
+    """Return a part that is a file or an image of /v1/files, with its place for errors."""
+    return {"type": "file", "file": {"file_id": read_text((*where, "file_id"), file_id)}, "where": where}
 
 
 def make_unseen(what: str) -> Json:

@@ -124,7 +124,6 @@ PARTS: list[tuple[Any, list[str]]] = [
 # the same of a tool only: what a user sends that no model here can read is refused
 HISTORY: list[tuple[Any, list[str]]] = [
     (GIF, [f"[image of type image/gif: {UNSEEN}"]),
-    ({"type": "input_image", "file_id": "f"}, [UNSEEN]),
     ({"type": "document", "source": {"type": "url", "url": "http://a.org"}}, [f"[document: {UNSEEN}"]),
     ({"type": "input_audio", "input_audio": {}}, [f"[input_audio: {UNSEEN}"]),
     ({"type": "tool_reference", "tool_name": "bash"}, ["bash"]),
@@ -151,13 +150,53 @@ async def test_a_text_model_reads_texts_and_is_told_what_it_cannot_see(
         body = {"model": "fake", "max_tokens": 9} if name == "messages" else {}
         body |= {"input" if name == "input" else "messages": [message(name)]}
         status, headers, reply = await blind.ask(f"/v1/{path}", "POST", json=body)
-        if role == "user" and (part, told) in HISTORY[:4]:
+        if role == "user" and (part, told) in HISTORY[:3]:
             assert status == 400 and "is not supported" in reply["error"]["message"]
             continue
         assert status == 200, reply
         prompt = blind.engine.requests[-1].prompt
         assert all(text in prompt for text in ["Here:\n", *told])
         assert (UNSEEN in prompt) == ("cannot see" in headers.get("x-troupe-warning", ""))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "told"),
+    [
+        ("b.txt", b"some notes", "[b.txt]\nsome notes"), ("c.pdf", base64.b64decode(PDF), PDF_TEXT),
+        ("d.png", PNG, f"[image: {UNSEEN}"),
+    ],
+)
+async def test_a_part_may_name_a_file_that_was_uploaded_by_the_same_owner(
+    blind: Server, name: str, data: bytes, told: str
+) -> None:
+    form = aiohttp.FormData({"purpose": "user_data"})
+    form.add_field("file", data, filename=name)
+    stored = (await blind.post_form("/v1/files", form))[1]["id"]
+
+    def ask(file_id: str) -> list[tuple[str, Any]]:
+        image, source = {"type": "input_image", "file_id": file_id}, {"type": "file", "file_id": file_id}
+        return [
+            ("chat/completions", {"messages": make_user({"type": "file", "file": {"file_id": file_id}})}),
+            ("messages", {"max_tokens": 9, "messages": make_user({"type": "document", "source": source})}),
+            ("messages", {"max_tokens": 9, "messages": make_user({"type": "image", "source": source})}),
+            ("responses", {"input": make_user({"type": "input_file", "file_id": file_id})}),
+            ("responses", {"input": make_user(image)}),
+            ("responses", {"input": [{"type": "function_call_output", "call_id": "1", "output": [image]}]}),
+        ]
+
+    for path, body in ask(stored):
+        status, reply = await blind.post(f"/v1/{path}", body | {"model": "fake"})
+        assert status == 200, reply
+        assert told in blind.engine.requests[-1].prompt
+    for path, body in ask("file-1")[:5]:
+        status, reply = await blind.post(f"/v1/{path}", body | {"model": "fake"})
+        assert status == 400 and "there is no file 'file-1'" in reply["error"]["message"]
+    assert (await blind.post("/v1/responses", ask("file-1")[5][1]))[0] == 200
+    assert "[file file-1: the model cannot see it]" in blind.engine.requests[-1].prompt
+
+
+def make_user(part: Any) -> list[Any]:
+    return [{"role": "user", "content": [part]}]
 
 
 PAID = {"type": "object", "properties": {"paid": {"type": "boolean"}}, "required": ["paid"]}
