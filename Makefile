@@ -85,6 +85,7 @@ space: $(VENV)/.installed
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.soak --seed $(SEED) $(SOAK)
 	$(BIN)/python -m pytest -n $(WORKERS) -m soak
+	TESTS_THOROUGH=1 $(BIN)/python -m pytest -n $(WORKERS) tests/grammar
 
 clean:
 	rm -rf $(VENV)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from grammar import GrammarSpec, StoppableMatcher, allocate_bitmask, fill_bitmask, fill_draft_bitmask
+from tests.effort import choose_count
 from tests.grammar.vocabularies import (
     CLOSED,
     EOS,
@@ -206,7 +207,7 @@ def find_forced_bytes(matcher, vocabulary):
 def test_forced_text_is_a_beginning_of_the_bytes_without_a_choice(merged_compiler, name):
     vocabulary = merged_compiler.vocabulary
     compiled = merged_compiler.compile(SPECS[name])
-    for seed in range(15):
+    for seed in range(choose_count(6, 15)):
         rng = random.Random(seed)
         matcher = compiled.matcher()
         for _ in range(40):

@@ -11,6 +11,7 @@ from grammar.schema.dialect import DRAFT_2020
 from grammar.schema.emit import write_for_validator
 from grammar.schema.formats import EXACT_PATTERNS
 from grammar.schema.reader import read_schema
+from tests.effort import choose_count
 from tests.grammar.schemas import SCHEMAS, VALUES
 from tests.grammar.vocabularies import SETTINGS
 
@@ -71,7 +72,7 @@ def test_a_rule_keeps_the_valid_instances(schema, instances):
 
 
 @pytest.mark.parametrize("name", EXACT_PATTERNS)
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=choose_count(15, 40))
 @given(data=st.data())
 def test_a_format_pattern_matches_only_valid_strings(name, data):
     text = data.draw(st.from_regex(EXACT_PATTERNS[name].removesuffix("$") + r"\Z"))

@@ -7,6 +7,7 @@ import pytest
 
 from grammar import GrammarSpec, InvalidGrammar, PlanEntry, SchemaValidator, UnsupportedGrammar
 from grammar.schema.keywords import join_pointer
+from tests.effort import choose_count
 from tests.grammar.vocabularies import CLOSED, EOS, allowed_tokens, check_texts, check_verdicts, walk
 
 VALUES = [
@@ -201,6 +202,6 @@ def test_no_walk_through_few_distinct_values_ends_nowhere(merged_compiler, items
         bounds = {"minItems": len(items.get("enum", [True, False]))}
     schema = {"type": "array", "items": items, "uniqueItems": True, **bounds}
     compiled = merged_compiler.compile(GrammarSpec.json_schema(schema))
-    for seed in range(25):
+    for seed in range(choose_count(8, 25)):
         text = walk(compiled.matcher(), merged_compiler.vocabulary, random.Random(seed), num_free=200)
         assert SchemaValidator(schema).is_valid(json.loads(text)), text

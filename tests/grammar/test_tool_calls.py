@@ -19,6 +19,7 @@ from grammar import (
     list_tool_styles,
     make_tool_spec,
 )
+from tests.effort import choose_count
 from tests.grammar.vocabularies import (
     accepts,
     allowed_tokens,
@@ -171,7 +172,7 @@ def test_random_calls_are_valid(style: str, schema: dict[str, Any]) -> None:
         assert (style, schema) == ("gemma4", HARD)
         return
     spec, num_read = make_tool_spec(STYLES[style], [("f", schema)], is_forced=True, is_parallel=False), 0
-    for seed in range(16):
+    for seed in range(choose_count(6, 16)):
         vocabulary = (BYTES, MERGED)[seed % 2]
         compiled = COMPILERS[vocabulary].compile(spec)
         text = walk_to_end(compiled.matcher(), vocabulary, random.Random(seed), STYLES[style])
@@ -214,7 +215,7 @@ def test_masks_and_matcher_agree_beside_checked_values(style: str) -> None:
     opening = STYLES[style].openings[0] + STYLES[style].heads[0].replace("{name}", "f")
     for byte in opening.encode():
         assert matcher.accept_token(byte)
-    for _ in range(80):
+    for _ in range(choose_count(40, 80)):
         allowed = check_mask(matcher, MERGED)
         assert matcher.accept_token(rng.choice(sorted(allowed)))
         if matcher.is_terminated():
