@@ -192,13 +192,6 @@ async def test_a_bug_goes_on_and_the_extract_button_opens_again() -> None:
     assert last.run["interactive"] is True and last.stop["visible"] is False
 
 
-async def test_a_long_run_of_digits_is_no_trouble_in_verbatim_mode() -> None:
-    schema = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "number"}}}'
-    tab, _ = make_tab()
-    last = (await run(tab, text=f"Ada, 36. Key: {'9' * 320}", schema=schema, verbatim=True))[-1]
-    assert "valid JSON" in last.badge and last.run["interactive"] is True
-
-
 async def test_an_approved_record_is_kept_and_a_later_run_is_compared_with_it() -> None:
     tab, _ = make_tab()
     corrected = await act(tab, (await run(tab))[-1].shown, age="37")
