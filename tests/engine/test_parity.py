@@ -105,17 +105,6 @@ def test_every_pair_of_features_and_all_together_give_identical_tokens(
     assert stats.num_free_blocks == stats.num_blocks
 
 
-def test_a_seeded_request_gives_the_same_tokens_alone_and_in_a_batch_of_32(make_llm: Callable[..., LLM]) -> None:
-    prompt = make_prompt(30)
-    params = SamplingParams(seed=11, max_tokens=40, top_p=0.95, ignore_eos=True)
-    others = [SamplingParams(seed=seed, max_tokens=30 + seed % 7, ignore_eos=True) for seed in range(31)]
-    with make_llm() as llm:
-        alone = llm.generate(prompt, params, use_tqdm=False)
-        prompts = [make_prompt(5 + seed, seed) for seed in range(31)] + [prompt]
-        together = llm.generate(prompts, [*others, params], use_tqdm=False)
-    assert tokens_of(together)[-1] == tokens_of(alone)[0]
-
-
 def compare_with_transformers(
     model: Any, folder: Path, lengths: tuple[int, ...], together: bool = True, **settings: Any
 ) -> None:

@@ -28,20 +28,6 @@ def make_done(
     return StepDone(step_id, np.array(list(tokens), dtype=np.int64), counts, ids, is_last, skipped=list(skipped))
 
 
-def test_a_row_waits_for_its_token_of_the_step_before() -> None:
-    orders = MaskOrders()
-    orders.add(make_plan(0, 7, None, 8))
-    assert orders.flush() == [FillMasks(0, [], [MaskTarget(0, 7), MaskTarget(2, 8)])]
-    orders.add(make_plan(1, 7, None, 8))
-    assert orders.flush() == []
-    orders.take(make_done(0, {1: [5]}, is_last=False))
-    orders.take(make_done(0, {0: [3]}, is_last=False))
-    assert orders.flush() == [FillMasks(1, [(7, 3)], [MaskTarget(0, 7)])]
-    orders.take(make_done(0, {2: [4]}))
-    assert orders.flush() == [FillMasks(1, [(8, 4)], [MaskTarget(2, 8)])]
-    assert orders.flush() == []
-
-
 def test_tokens_reach_the_matchers_without_a_next_step() -> None:
     orders = MaskOrders()
     orders.add(make_plan(0, 7, drafts={0: [1, 2]}))
@@ -69,12 +55,3 @@ def test_the_masks_of_a_step_are_ordered_by_row() -> None:
     orders.add(make_plan(1, 7, 8))
     orders.take(make_done(0, {0: [3]}))
     assert orders.flush()[-1] == FillMasks(1, [], [MaskTarget(0, 7), MaskTarget(1, 8)])
-
-
-def test_a_row_that_ended_without_a_token_holds_up_no_later_one() -> None:
-    orders = MaskOrders()
-    orders.add(make_plan(0, 7, 8))
-    orders.add(make_plan(1, 7))
-    orders.flush()
-    orders.take(make_done(0, {1: [4]}))
-    assert orders.flush() == [FillMasks(1, [(8, 4)], [MaskTarget(0, 7)])]

@@ -138,26 +138,6 @@ async def test_only_what_may_have_run_is_suspected_and_recovery_is_short(num_acc
     assert first.completions[0].generated_token_ids == [7, 7]
 
 
-async def test_a_request_that_crashes_a_second_core_fails_alone() -> None:
-    replica = FakeReplica(0)
-    house = House(replica)
-    for handle in (1, 2, 3):
-        await house.open(handle)
-    await house.accept(replica, 1, 2, 3)
-    house.give(replica, 1, 2, 3, is_first=True)
-    house.end(replica)
-    await house.restart(replica)
-    assert replica.list_held() == [1]
-    house.give(replica, 1, is_first=True)
-    assert replica.list_held() == [1, 2]
-    house.end(replica)
-    await house.restart(replica)
-    assert replica.list_held() == [1, 3]
-    output = await house.read(2)
-    assert output.finished and "crashed twice while it ran this request" in str(output.outputs[0].error)
-    assert not (await house.read(1)).finished
-
-
 async def test_a_request_goes_only_where_its_tokens_have_room() -> None:
     long, short = FakeReplica(0, 100), FakeReplica(1, 50)
     house = House(long, short)

@@ -198,14 +198,24 @@ def test_native_bits_do_not_depend_on_batch_or_chunks(
     assert torch.equal(torch.cat(parts), alone)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "ministral3"])
+SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL |= {"image_size": 28, "patch_size": 14}
+QWEN = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 48}
+# Family -> names of the whole model and of its vision part, and the config of that part.
+WITH_IMAGES: dict[str, tuple[str, str, dict[str, int]]] = {
+    "gemma3": ("Gemma3", "SiglipVision", SMALL), "ministral3": ("Mistral3", "PixtralVision", SMALL),
+    "qwen3_5": ("Qwen3_5", "Qwen3_5Vision", QWEN), "qwen3_5_moe": ("Qwen3_5Moe", "Qwen3_5MoeVision", QWEN),
+}
+
+
+@pytest.mark.parametrize("family", WITH_IMAGES)
 def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path) -> None:
-    outer, vision = {"gemma3": ("Gemma3", "SiglipVision"), "ministral3": ("Mistral3", "PixtralVision")}[family]
-    model = make_transformers_model(family, num_hidden_layers=2, sliding_window=40)
-    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    outer, vision, small = WITH_IMAGES[family]
+    changes: dict[str, Any] = {} if family in HYBRIDS else {"num_hidden_layers": 2, "sliding_window": 40}
+    model = make_transformers_model(family, **changes)
     config = getattr(transformers, f"{outer}Config")(
         text_config=model.config.to_dict(),
-        vision_config=getattr(transformers, f"{vision}Config")(**small, image_size=28, patch_size=14).to_dict(),
+        vision_config=getattr(transformers, f"{vision}Config")(**small).to_dict(),
         tie_word_embeddings=model.config.tie_word_embeddings,
     )
     whole = getattr(transformers, f"{outer}ForConditionalGeneration")(config).eval()

@@ -1,5 +1,7 @@
 """Logits of the oldest families against transformers: prefill, chunks over shuffled pages, decode, mixed batches."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -15,12 +17,15 @@ def assert_logits_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
+LONG_CHUNKS = ([1, 16, 15, 200, 17, 51], [290, *[1] * 10])
+OTHER_CHUNKS = ([1], [2], [16], [63], [600], [100] * 3)
+
+
 @pytest.mark.parametrize(
-    "chunks",
-    [[1], [2], [16], [63], [600], [100] * 3, [1, 16, 15, 200, 17, 51], [290, *[1] * 10]],
-    ids=lambda chunks: "+".join(map(str, chunks)),
+    ("variant", "chunks"),
+    [*product(VARIANTS, LONG_CHUNKS), *product(("llama", "qwen3-layer-types"), OTHER_CHUNKS)],
+    ids=lambda value: value if isinstance(value, str) else "+".join(map(str, value)),
 )
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_prefill_at_once_and_in_chunks_then_decode(variant: str, chunks: list[int]) -> None:
     expected, model = load_pair(variant, "torch")
     prompt = make_prompt(sum(chunks))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from transformers import PreTrainedModel
 
 from engine.model import DecoderModel, load_model
@@ -69,17 +68,3 @@ def test_stacked_experts_are_read(tmp_path: Path) -> None:
     prompt = make_prompt(20)
     assert_near(Driver(ours).step({"a": prompt})["a"], compute_expected(model, prompt))
     assert inspect_model(tmp_path).num_state_layers == 3
-
-
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
-def test_the_text_part_of_a_model_for_images_is_run(family: str, tmp_path: Path) -> None:
-    model, name = make_model(family), {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}[family]
-    vision = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 48}
-    config = getattr(transformers, f"{name}Config")(text_config=model.config.to_dict(), vision_config=vision)
-    whole = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
-    whole.model.language_model.load_state_dict(model.model.state_dict())
-    whole.lm_head.load_state_dict(model.lm_head.state_dict())
-    ours = load_model(save(whole, tmp_path))
-    assert isinstance(ours, DecoderModel)
-    prompt = make_prompt(50)
-    assert_near(Driver(ours).step({"a": prompt})["a"], compute_expected(model, prompt))
