@@ -101,7 +101,7 @@ class Linear(nn.Module):
         must_pack = self._shared is None or quantization is not None or ops.packs_shared or bool(self._given)
         matrix = self._join_parts(source.data, quantization)
         if not isinstance(matrix, Tensor):
-            self.take_packed(ops, ops.pack_linear(matrix, self.bias, None, source.dtype))
+            self._pack_codes(ops, matrix, source.dtype)
         elif must_pack:
             self._pack_values(ops, matrix, quantization, source.dtype)
         else:
@@ -113,6 +113,9 @@ class Linear(nn.Module):
         bias = self.bias if self._packs_bias else None
         parts = self._cut(weight, quantization)
         self.take_packed(ops, *(ops.pack_linear(each.contiguous(), bias, quantization, dtype) for each in parts))
+
+    def _pack_codes(self, ops: Ops, rows: GroupedRows, dtype: torch.dtype) -> None:
+        self.take_packed(ops, ops.pack_linear(rows, self.bias, None, dtype))
 
     def _cut(self, weight: Tensor, quantization: Quantization | None) -> Sequence[Tensor]:
         """Return what is packed apart."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.comm import Comm, fold
 from engine.model.adapters import StepAdapters
-from engine.model.formats.encoded import EncodedTensor
+from engine.model.formats.encoded import EncodedPart, EncodedTensor, GroupedColumns
 from engine.model.formats.mxfp4 import Mxfp4Tensor
 from engine.model.layer_spec import LayerSpec
 from engine.model.linear import Linear, find_most_bits, make_parameter
@@ -21,7 +21,7 @@ from engine.model.shard import Shard
 from engine.model.sharding import Sharding
 from engine.model.weight_targets import Targets, WeightTarget, add_prefix, own
 from kernels import Ops
-from kernels.grouped import GroupedRows, align
+from kernels.grouped import GROUP_SIZE, ChangedRows, GroupedRows, align
 from kernels.ops import ExpertRows, ExpertWeights, PackedExperts, Quantization, RunExperts
 from kernels.torch.elementwise import compute_sigmoid
 
@@ -110,11 +110,10 @@ class Experts(nn.Module):
         weights = ExpertWeights(
             self.gate_up.data, self.gate_up_bias, self.down.data, self.down_bias, self._spec.activation
         )
-        sharding = self._sharding
-        slices: Iterator[ExpertWeights | ExpertRows] = iter([self._join_codes(weights, quantization) or weights])
+        joined = self._join_codes(weights, quantization) or weights
+        slices: Iterator[ExpertWeights | ExpertRows] = iter([joined])
         if self._is_cut:
-            num_slices = sharding.count_slices(self._inner[1], multiple=1)
-            slices = _cut_inner(weights, num_slices, num_slices * sharding.size)
+            slices = _cut_inner(joined, self._num_slices, self._num_slices * self._sharding.size)
         self._packed = [(ops.run_experts, ops.pack_experts(each, quantization)) for each in slices]
         self.gate_up = self.down = None
 
@@ -124,8 +123,12 @@ class Experts(nn.Module):
         sharding = self._sharding
         return (sharding.size > 1 or sharding.is_sliced) and not sharding.has_whole_experts
 
-    def _keep_codes(self, part: str, expert: int, tensor: EncodedTensor) -> None:
-        self._given[part, expert] = tensor
+    @property
+    def _num_slices(self) -> int:
+        return self._sharding.count_slices(self._inner[1], multiple=1)
+
+    def _keep_codes(self, part: str, expert: int, shard: Shard | None, tensor: EncodedTensor) -> None:
+        self._given[part, expert] = tensor if shard is None else EncodedPart(tensor, shard)
 
     def _keep_blocks(self, parts: tuple[str, ...], tensor: EncodedTensor) -> None:
         """Take a stack of matrices, whose rows belong to the parts in turn."""
@@ -238,13 +241,14 @@ class Experts(nn.Module):
             gate_bias, up_bias = self.gate_up_bias.chunk(2, dim=1)
             parts += [(f"{gate}.bias", gate_bias, rows, ""), (f"{up}.bias", up_bias, rows, "")]
             parts.append((f"{down_name}.bias", self.down_bias, None, ""))
+        keeps_codes = not self._is_cut or self._inner[1] // self._num_slices % GROUP_SIZE == 0
         targets: Targets = {}
         for expert in range(self._spec.num_experts):
             index = expert - self._first
             is_own = 0 <= index < self._num_experts
             for name, stacked, shard, part in parts:
                 memory = stacked[index] if is_own else stacked.new_empty(stacked.shape[1:], device="meta")
-                keep = partial(self._keep_codes, part, index) if part and not self._is_cut else None
+                keep = partial(self._keep_codes, part, index, shard) if part and keeps_codes else None
                 targets[f"experts.{expert}.{name}"] = WeightTarget(memory, shard, keep_codes=keep)
         return targets
 
@@ -322,23 +326,38 @@ class MoE(nn.Module):
         return targets
 
 
-def _cut_inner(weights: ExpertWeights, num_slices: int, num_parts: int) -> Iterator[ExpertWeights]:
+def _cut_inner(
+    experts: ExpertWeights | ExpertRows, num_slices: int, num_parts: int
+) -> Iterator[ExpertWeights | ExpertRows]:
     """Yield experts with slices of the inner values.
 
     Args:
         num_parts: number of slices on all ranks. Each has this share of the down bias, so that they add up to it.
     """
-    gates, ups = (half.chunk(num_slices, 1) for half in weights.gate_up.chunk(2, 1))
     biases = None
-    if weights.gate_up_bias is not None:
-        biases = [half.chunk(num_slices, 1) for half in weights.gate_up_bias.chunk(2, 1)]
-    down_bias = None if weights.down_bias is None else weights.down_bias / num_parts
-    for index, down in enumerate(weights.down.chunk(num_slices, 2)):
-        yield ExpertWeights(
-            torch.cat([gates[index], ups[index]], 1),
-            None if biases is None else torch.cat([half[index] for half in biases], 1), down.contiguous(),
-            down_bias, weights.activation,
-        )
+    if experts.gate_up_bias is not None:
+        biases = [half.chunk(num_slices, 1) for half in experts.gate_up_bias.chunk(2, 1)]
+    down_bias = None if experts.down_bias is None else experts.down_bias / num_parts
+    for index in range(num_slices):
+        bias = None if biases is None else torch.cat([half[index] for half in biases], 1)
+        if isinstance(experts, ExpertRows):
+            yield replace(_slice_codes(experts, index, num_slices), gate_up_bias=bias, down_bias=down_bias)
+        else:
+            yield replace(_slice_values(experts, index, num_slices), gate_up_bias=bias, down_bias=down_bias)
+
+
+def _slice_values(experts: ExpertWeights, index: int, num_slices: int) -> ExpertWeights:
+    halves = (half.chunk(num_slices, 1)[index] for half in experts.gate_up.chunk(2, 1))
+    down = experts.down.chunk(num_slices, 2)[index].contiguous()
+    return replace(experts, gate_up=torch.cat([*halves], 1), down=down)
+
+
+def _slice_codes(experts: ExpertRows, index: int, num_slices: int) -> ExpertRows:
+    width = experts.down[0].shape[1] // num_slices
+    start, end = index * width, (index + 1) * width
+    rows = torch.arange(start, end)
+    gate, up = ([ChangedRows(each, each.form, rows) for each in part] for part in (experts.gate, experts.up))
+    return replace(experts, gate=gate, up=up, down=[GroupedColumns(each, start, end) for each in experts.down])
 
 
 def repack_modules(

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from engine.comm import fold
 from engine.model.adapters import MatrixPart, StepAdapters
+from engine.model.formats.encoded import EncodedPart, EncodedTensor, GroupedColumns
 from engine.model.linear import Linear, sum_squares
 from engine.model.shard import Shard
 from engine.model.sharding import Sharding
 from engine.model.weight_targets import Targets, WeightTarget, own
 from kernels import Ops
-from kernels.grouped import GROUP_SIZE
+from kernels.grouped import GROUP_SIZE, GroupedRows
 from kernels.lora import LoraMatrix, LoraSegment, PackedLora
 from kernels.ops import Multiply, PackedWeight, Quantization
 
@@ -102,11 +103,22 @@ class RowLinear(Linear):
         return RowLora(slices, ops.pack_lora(replace(matrix, a=identity)))
 
     def _cut(self, weight: Tensor, quantization: Quantization | None) -> Sequence[Tensor]:
-        num_inputs = weight.shape[1]
-        multiple = 1 if quantization is None else GROUP_SIZE
-        width = num_inputs // self._sharding.count_slices(num_inputs, multiple)
-        self._ends = [(start, start + width) for start in range(0, num_inputs, width)]
+        width = self._choose_width(1 if quantization is None else GROUP_SIZE)
         return weight.split(width, dim=1)
+
+    def _choose_width(self, multiple: int) -> int:
+        """Choose the slices, and return the number of inputs of each."""
+        width = self.in_features // self._sharding.count_slices(self.in_features, multiple)
+        self._ends = [(start, start + width) for start in range(0, self.in_features, width)]
+        return width
+
+    def _pack_codes(self, ops: Ops, rows: GroupedRows, dtype: torch.dtype) -> None:
+        self._choose_width(GROUP_SIZE)
+        slices = (GroupedColumns(rows, start, end) for start, end in self._ends)
+        self.take_packed(ops, *(ops.pack_linear(each, None, None, dtype) for each in slices))
+
+    def _keep_codes(self, tensor: EncodedTensor) -> None:
+        self.keep("", EncodedPart(tensor, self._shard))
 
     def _join(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts), dim=1)
@@ -114,7 +126,10 @@ class RowLinear(Linear):
     def weight_targets(self) -> Targets:
         assert self.weight is not None, "weights are loaded before they are packed"
         part = MatrixPart(self, 0, self.out_features, None, self._shard)
-        targets = {"weight": WeightTarget(self.weight, self._shard, part=part)}
+        # Codes of narrower slices are decoded, because any number of ranks must multiply the same slices.
+        width = self.in_features // self._sharding.count_slices(self.in_features, 1)
+        keep = None if width % GROUP_SIZE else self._keep_codes
+        targets = {"weight": WeightTarget(self.weight, self._shard, keep_codes=keep, part=part)}
         if self.bias is not None:
             targets["bias"] = WeightTarget(self.bias)
         return own(targets, self)

@@ -128,19 +128,26 @@ def test_quantized_ranks_have_the_bits_of_one_rank(quantization: str, family: st
 
 
 @pytest.mark.parametrize("method", FORMATS)
-def test_ranks_keep_the_codes_of_their_rows(method: str, tmp_path: Path) -> None:
-    """Matrices whose inputs are divided are decoded."""
-    _, decoded = write_checkpoint(tmp_path, method)
+def test_ranks_keep_the_codes_of_their_parts(method: str, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"moe_intermediate_size": 256, "mlp_only_layers": [0], "head_dim": 64}
+    _, decoded = write_checkpoint(tmp_path, method, "qwen3_moe", **sizes)
 
     def run(sharding: Sharding) -> tuple[Any, Tensor]:
         model = load_model(tmp_path, ops=limit_ops(make_native_ops(require_library(), 1)), sharding=sharding)
-        return model.layers[0].mlp.gate_up_proj, drive(model)
+        return model.layers, drive(model)
 
     _, one = run(Sharding(is_sliced=True))
-    (_, logits), (second, _) = run_ranks(2, run)
-    assert second.packed.kind in CODES[method] and torch.equal(logits, one)
-    gate = decoded["model.layers.0.mlp.gate_proj.weight"].chunk(2)[1]
-    torch.testing.assert_close(second.unpack().chunk(2)[0], gate, atol=0.02 if method == "fp8" else 1e-3, rtol=0)
+    (_, logits), (layers, _) = run_ranks(2, run)
+    assert torch.equal(logits, one)
+    tolerance: dict[str, Any] = {"atol": 0.02 if method == "fp8" else 1e-3, "rtol": 0}
+    mlp = layers[0].mlp
+    linears = (mlp.gate_up_proj, mlp.down_proj, layers[0].attention.o_proj)
+    assert {each.kind for part in linears for each in part.list_packed()} <= CODES[method]
+    gate, down = (decoded[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "down"))
+    torch.testing.assert_close(mlp.gate_up_proj.unpack().chunk(2)[0], gate.chunk(2)[1], **tolerance)
+    torch.testing.assert_close(mlp.down_proj.unpack(), down.chunk(2, dim=1)[1], **tolerance)
+    packed = layers[1].mlp.experts.list_packed()
+    assert {each.kind for part in packed for each in (*part.gate, *part.up, *part.down)} <= CODES[method]
 
 
 def test_each_rank_holds_its_part_of_every_divided_matrix(tmp_path: Path) -> None:

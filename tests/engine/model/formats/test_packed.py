@@ -278,7 +278,7 @@ CODES = dict.fromkeys(FORMATS, INT4) | {"fp8": frozenset((WeightKind.CENTRED8,))
 def write_checkpoint(folder: Path, method: str, family: str = "qwen3", **sizes: int) -> tuple[Any, Tensors]:
     """Write a tiny model whose layers' matrices are in the format; returns it and its decoded weights."""
     settings, encode = (FORMATS | OTHERS)[method]
-    source = make_transformers_model(family, **SIZES, **sizes)
+    source = make_transformers_model(family, **SIZES | sizes)
     save(source, folder)
     stored, decoded = {}, {}
     for name, tensor in load_file(folder / "model.safetensors").items():
