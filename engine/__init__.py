@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.front.journal_file import RecordedRequest, read_journal
     from engine.front.text_router import TextRouter
     from engine.host_memory import measure_host_memory
-    from engine.input.tokenizer import Tokenizer
+    from engine.input.tokenizer import Tokenizer, refuse_reserved_kwargs
     from engine.leased_engine import LeasedEngine, run_core
     from engine.llm import LLM
     from engine.metrics import EngineStats, Histogram, ReplicaStats, list_metrics
@@ -70,7 +70,7 @@ else:
             *("RequestMetrics", "RequestOutput", "RequestView", "TokenLogprobs"),
         ),
         "sampling_params": ("SamplingParams", "is_unicode"),
-        "input.tokenizer": ("Tokenizer",),
+        "input.tokenizer": ("Tokenizer", "refuse_reserved_kwargs"),
     }
 
     def __getattr__(name: str) -> Any:
@@ -90,5 +90,5 @@ __all__ = [
     "RequestTimeout", "RequestView", "ResolvedConfig", "SamplingParams", "Score", "StructuredOutputsParams",
     "TextRouter", "TokenLogprobs", "Tokenizer", "inspect_model", "is_unicode",
     "list_families", "list_image_models", "list_metrics", "measure_host_memory", "read_journal",
-    "read_sampling_defaults", "run_core", "serve_headless",
+    "read_sampling_defaults", "refuse_reserved_kwargs", "run_core", "serve_headless",
 ]  # fmt: skip

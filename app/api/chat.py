@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring_ascii
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -33,7 +33,6 @@ from app.api.tools.use import (
     AUTO,
     Tool,
     ToolChoice,
-    combine,
     read_choice,
     read_functions,
     read_tools,
@@ -192,7 +191,7 @@ class ChatWriter(ReplyWriter):
     def __init__(self, call: Call) -> None:
         super().__init__(call)
         self._is_parsed = call.tools is not None or call.thinking is not None
-        self._has_older_calls = call.tools is not None and call.tools.calls_field == "function_call"
+        self._has_older_calls = isinstance(call.body, ChatRequest) and call.body.has_functions
 
     def write_content(self, pieces: Iterable[Piece], is_whole: bool = False) -> Json:
         found: Json = {} if self._is_parsed else {"content": ""}
@@ -240,7 +239,9 @@ class ChatWriter(ReplyWriter):
         A stop string may have cut a call short. Clients must not execute it, so the reason stays "stop".
         """
         tools = self.call.tools
-        return tools.calls_field if tools is not None and choice.is_own_end and choice.calls else choice.finish_reason
+        if tools is None or not choice.is_own_end or not choice.calls:
+            return choice.finish_reason
+        return "function_call" if self._has_older_calls else "tool_calls"
 
     def write_more(self, output: RequestOutput) -> Json:
         has_ids = self.call.body.return_token_ids
@@ -257,7 +258,6 @@ class ChatInput:
     Attributes:
         messages: as `read_message` returns them.
         names: the fields that have another name in its API.
-        calls_field: the field of a message that has the calls; the older one has a single call.
     """
 
     fields: ChatFields
@@ -265,7 +265,6 @@ class ChatInput:
     tools: Sequence[Tool] = ()
     choice: ToolChoice = AUTO
     names: Names = field(default_factory=dict)
-    calls_field: Literal["tool_calls", "function_call"] = "tool_calls"
 
 
 def read_chat(body: ChatRequest) -> ChatInput:
@@ -273,13 +272,9 @@ def read_chat(body: ChatRequest) -> ChatInput:
 
     Raises ApiError: 400 for messages or tools that are malformed or not supported.
     """
-    is_older = body.functions is not None or body.function_call is not None
-    body = read_functions(body) if is_older else body
+    body = read_functions(body) if body.has_functions else body
     choice = read_choice(body.tool_choice, bool(body.tools))
-    return ChatInput(
-        body, read_messages(body.messages), read_tools(body.tools), choice,
-        calls_field="function_call" if is_older else "tool_calls",
-    )
+    return ChatInput(body, read_messages(body.messages), read_tools(body.tools), choice)
 
 
 async def prepare(given: ChatInput, info: RequestInfo, context: ApiContext, id_prefix: str = "chatcmpl-") -> Call:
@@ -295,10 +290,8 @@ async def prepare(given: ChatInput, info: RequestInfo, context: ApiContext, id_p
     tools = None
     if given.tools:
         # The grammar of many tools takes milliseconds.
-        tools = await asyncio.to_thread(
-            use_tools, given.tools, given.choice, body, template, answer, given.calls_field
-        )
-    constraint = combine(tools, answer)
+        tools = await asyncio.to_thread(use_tools, given.tools, given.choice, body, template, answer)
+    constraint = answer if tools is None else Constraint("tools", tools.spec)
     if body.add_special_tokens:
         message = "add_special_tokens is not supported here: the chat template writes them"
         raise BadRequest(message, "add_special_tokens", "unsupported_field")

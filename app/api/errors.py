@@ -18,7 +18,6 @@ EngineDead in mid-request, a bug                    500 server_error
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -126,11 +125,6 @@ class ApiError(Exception):
         elif path.startswith("/api/"):
             body = self.ollama_body
         return JSONResponse(body, self.status, headers)
-
-    @property
-    def sse_frame(self) -> bytes:
-        """Return the same object as an event, for a stream that has begun."""
-        return b"data: " + json.dumps(self.body).encode() + b"\n\n"
 
 
 class BadRequest(ApiError):

@@ -14,13 +14,9 @@ from app.api.wording import Path, say_place
 from app.extraction.json_spans import scan
 from app.json_text import TOO_MANY_VALUES, ValueCounter, check_values
 from app.reasoning import SWITCHES
+from engine import refuse_reserved_kwargs
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-RESERVED_KWARGS = frozenset([
-    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "documents",
-    "max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors",
-    "sanitize_control_tokens", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation",
-])
 MAX_KWARGS = 32
 MAX_TOOL_CALLS = 128
 MAX_NAME_CHARS = 256
@@ -187,9 +183,7 @@ def read_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = 
     Args:
         effort: the request's reasoning_effort, whose variables `kwargs` may set otherwise.
     """
-    for name in kwargs or {}:
-        if name in RESERVED_KWARGS or not name.isidentifier():
-            raise BadRequest(f"chat_template_kwargs must not set {name[:80]!r}", "chat_template_kwargs")
+    refuse_reserved_kwargs(kwargs or ())
     if kwargs and len(kwargs) > MAX_KWARGS:
         raise BadRequest(f"chat_template_kwargs has more than {MAX_KWARGS} entries", "chat_template_kwargs", None)
     known: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}

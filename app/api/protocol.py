@@ -307,6 +307,11 @@ class ChatRequest(ChatFields):
     functions: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     function_call: str | dict[str, Any] | None = None
 
+    @property
+    def has_functions(self) -> bool:
+        """Whether it has OpenAI's older form of tools, whose calls come one at a time."""
+        return self.functions is not None or self.function_call is not None
+
 
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -32,10 +32,9 @@ KINDS = ("regex", "choice", "grammar", "json_object", "csv", "xml", "structural_
 SPACED = ("json", "json_object", "xml", "structural_tag")
 TAG_PARTS = ("format", "structures", "triggers")
 MAX_LOGPROBS = 20
-COPIED = (
-    "n", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "seed", "stop", "stop_token_ids", "allowed_token_ids", "bad_words", "prompt_logprobs",
-)
+# fields of requests that SamplingParams has under the same names; the first have other values there
+READ_HERE = {"logit_bias", "max_tokens", "structured_outputs"}
+COPIED = {each.name for each in fields(SamplingParams)} & GenerationFields.model_fields.keys() - READ_HERE
 # the last ones are of vLLM's connectors, which find blocks by their ids
 KV_TRANSFER = (
     "do_remote_decode", "do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_host",
@@ -104,10 +103,8 @@ def _make(
         raise refuse(("prompt_logprobs",), " needs stream=false", "unsupported_field")
     values = {name: getattr(body, name) for name in COPIED if getattr(body, name) is not None}
     given = {name: value for name, value in changes.items() if value is not None}
-    values["skip_special_tokens"] = body.skip_special_tokens
     return SamplingParams(
         **({"max_tokens": None} | dict(defaults) | values | given), logit_bias=read_logit_bias(body.logit_bias),
-        include_stop_str_in_output=body.include_stop_str_in_output, ignore_eos=body.ignore_eos,
         grammar=None if constraint is None else constraint.spec, output_kind="delta" if body.stream else "final",
         saves_blocks=read_kv_transfer(body.kv_transfer_params),
     )

@@ -61,7 +61,7 @@ class EventStream(Response):
 
     def __init__(
         self, produce: Producer, end: bytes = DONE,
-        frame_error: Callable[[ApiError], bytes] = lambda error: error.sse_frame,
+        frame_error: Callable[[ApiError], bytes] = lambda error: frame(error.body),
         keep_alive: Callable[[], bytes] | None = None, keep_alive_s: float | None = None,
     ) -> None:
         self.produce = produce

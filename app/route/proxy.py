@@ -27,7 +27,7 @@ from yarl import URL
 
 from app.api.errors import CLOSING, RETRY_AFTER_S, ApiError
 from app.api.gate import read_body
-from app.api.sse import wait_for_disconnect
+from app.api.sse import frame, wait_for_disconnect
 from app.concurrency import cancel_all
 from app.route.workers import Worker, merge_models
 from engine import TextRouter
@@ -255,8 +255,8 @@ class Proxy:
         logger.warning("%s broke off an answer: %r", worker.url, error)
         if content_type == "text/event-stream":
             message = "the worker ended before the answer was complete; send the request again"
-            frame = b"\n\n" + ApiError(502, message, code="worker_lost").sse_frame
-            await send({"type": "http.response.body", "body": frame})
+            event = frame(ApiError(502, message, code="worker_lost").body)
+            await send({"type": "http.response.body", "body": b"\n\n" + event})
 
     def _make_headers(self, scope: Scope) -> CIMultiDict[str]:
         dropped = OWN_HEADERS if self._forwards_keys else OWN_HEADERS | {"authorization", "x-api-key"}

@@ -334,16 +334,13 @@ class KVCacheManager:
         sibling, self._last_hashed = self._last_hashed, request
         if not request.block_hashes and sibling is not None and is_same_prompt(sibling, request):
             request.block_hashes = sibling.block_hashes[: request.num_prompt_tokens // self.block_size]
+        if request.images and request.image_keys is None:
+            request.image_keys = list_image_keys(request.images, self.block_size)
         extend_block_hashes(
             request.block_hashes, request.token_ids, num_tokens, self.block_size,
             list_extra_keys(request.salt, request.adapter),
-            self._find_image_keys(request) if request.images else None,
+            request.image_keys,
         )
-
-    def _find_image_keys(self, request: Request) -> dict[int, bytes]:
-        if request.image_keys is None:
-            request.image_keys = list_image_keys(request.images, self.block_size)
-        return request.image_keys
 
 
 def is_same_prompt(one: Request, other: Request) -> bool:

@@ -41,7 +41,7 @@ _GGUF_VERSION = "2"  # of our reading; tokenizers in the cache that another one 
 # What transformers reads from a GGUF file beside the tokenizer itself.
 _GGUF_SETTINGS = ("bos_token", "eos_token", "unk_token", "pad_token", "chat_template", "add_bos_token", "add_eos_token")
 RESERVED_TEMPLATE_KWARGS = frozenset(
-    {"self", "messages", "conversation", "conversations", "tools", "chat_template", "tokenize"}
+    {"self", "messages", "conversation", "conversations", "tools", "chat_template", "tokenize", "documents"}
     | {"add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length"}
     | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
     | {"sanitize_control_tokens"}
@@ -329,8 +329,8 @@ class Tokenizer:
 def refuse_reserved_kwargs(kwargs: Iterable[str]) -> None:
     """Reject template variables that are parameters here, or that would change the type of the result."""
     for name in kwargs:
-        if name in RESERVED_TEMPLATE_KWARGS:
-            raise InvalidRequest(f"chat_template_kwargs must not set {name!r}", "chat_template_kwargs")
+        if name in RESERVED_TEMPLATE_KWARGS or not name.isidentifier():
+            raise InvalidRequest(f"chat_template_kwargs must not set {name[:80]!r}", "chat_template_kwargs")
 
 
 def _make_id_to_token(backend: Any) -> Callable[[int], str | None]:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from app.api.errors import ApiError, BadRequest, refuse, to_api_error
 from app.api.fields import check_unknown, warn
@@ -107,7 +107,6 @@ class ToolUse:
         is_parallel: whether it may call more than once.
         answer: the constraint of an answer that calls nothing, a part of `spec`; None without one.
         shows_reasoning: whether the reply has the reasoning of a style that writes it as messages.
-        calls_field: the field of a message that has the calls; the older one has a single call.
     """
 
     tools: tuple[Tool, ...]
@@ -117,7 +116,6 @@ class ToolUse:
     is_parallel: bool = True
     answer: Constraint | None = None
     shows_reasoning: bool = True
-    calls_field: Literal["tool_calls", "function_call"] = "tool_calls"
 
     @property
     def definitions(self) -> list[Json]:
@@ -152,7 +150,7 @@ class ToolUse:
 
 def use_tools(
     tools: Sequence[Tool], choice: ToolChoice, body: ChatFields, template: TemplateFacts,
-    answer: Constraint | None = None, calls_field: Literal["tool_calls", "function_call"] = "tool_calls",
+    answer: Constraint | None = None,
 ) -> ToolUse | None:
     """Return the tools that an answer may call, with their grammar; None if there are none.
 
@@ -194,7 +192,7 @@ def use_tools(
     for message in warnings:
         warn(message)
     shows = body.include_reasoning is not False
-    return ToolUse(used, spec, style, is_forced, is_parallel, answer, shows, calls_field)
+    return ToolUse(used, spec, style, is_forced, is_parallel, answer, shows)
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
@@ -217,11 +215,6 @@ def read_functions(body: ChatRequest) -> ChatRequest:
         choice = {"type": "function", "function": choice}
     tools = [{"type": "function", "function": function} for function in body.functions or ()]
     return body.model_copy(update={"tools": tools, "tool_choice": choice, "parallel_tool_calls": False})
-
-
-def combine(tools: ToolUse | None, answer: Constraint | None) -> Constraint | None:
-    """Return the one constraint of a request: that of tools, with the answer, takes precedence."""
-    return answer if tools is None else Constraint("tools", tools.spec)
 
 
 def explain(error: GrammarError, use: ToolUse) -> ApiError:

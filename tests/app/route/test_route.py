@@ -221,7 +221,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event() -> None:
     server.answer = stream
     async with (routed(server) as route, route.client.post("/v1/completions", json={"prompt": "a"}) as response):
         text = (await response.read()).decode()
-        assert text.startswith("data: 1\n\n") and '"code": "worker_lost"' in text
+        assert text.startswith("data: 1\n\n") and '"code":"worker_lost"' in text
         assert 'router_streams_lost_total{worker="' in (await route.get("/metrics"))[1]
 
 
