@@ -102,13 +102,14 @@ void run_gate_up(Pool* pool, const Experts& experts, const Grouping& grouping, c
         const Linear &gate = experts.gate[segment.expert], &up = experts.up[segment.expert];
         const uint8_t* gate_panel = gate.panels + panel * operands.panel_bytes;
         const uint8_t* up_panel = up.panels + panel * operands.panel_bytes;
-        auto multiply = [&](Block block, const uint8_t* weights, int panels, float* target) {
-            multiply_block(operands, gate, x, block.start, block.size, weights, up_panel - gate_panel, panels, target, width);
+        auto multiply = [&](int64_t index, Block block, const uint8_t* weights, int panels, float* target) {
+            Ahead next = share_next(weights, operands.panel_bytes, index, segment.num_blocks);
+            multiply_block(operands, gate, x, block.start, block.size, weights, up_panel - gate_panel, panels, target, width, next);
         };
         for (int64_t index = 0; index < segment.num_blocks; ++index) {
             Block block = grouping.blocks[segment.first_block + index];
-            multiply(block, gate_panel, kPanels<Arithmetic>, sums);
-            if (kPanels<Arithmetic> == 1) multiply(block, up_panel, 1, sums + kPanelWidth);
+            multiply(index, block, gate_panel, kPanels<Arithmetic>, sums);
+            if (kPanels<Arithmetic> == 1) multiply(index, block, up_panel, 1, sums + kPanelWidth);
             for (int row = 0; row < block.size; ++row) {
                 for (int64_t at = 0; at < kPanelWidth && panel * kPanelWidth + at < size; at += kLanes) {
                     int64_t output = panel * kPanelWidth + at;
@@ -139,7 +140,8 @@ void run_down(Pool* pool, const Experts& experts, const Grouping& grouping, cons
         int64_t width = panels * kPanelWidth;
         for (int64_t index = 0; index < segment.num_blocks; ++index) {
             Block block = grouping.blocks[segment.first_block + index];
-            multiply_block(operands, down, inner, block.start, block.size, weights, operands.panel_bytes, panels, sums, width);
+            Ahead next = share_next(weights, operands.panel_bytes, index, segment.num_blocks);
+            multiply_block(operands, down, inner, block.start, block.size, weights, operands.panel_bytes, panels, sums, width, next);
             write_tile(down, sums, results + block.start * size, block.size, panel * kPanelWidth, width);
         }
     });

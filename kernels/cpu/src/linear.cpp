@@ -57,17 +57,18 @@ void run_panels(Pool* pool, const Linear& linear, const PackedRows& packed, To* 
         int panels = tile < tiles.num_pairs ? 2 : 1;
         int64_t panel = panels == 2 ? 2 * tile : tiles.num_pairs + tile;
         int64_t width = panels * kPanelWidth;
-        const uint8_t* weights = linear.panels + panel * operands.panel_bytes;
+        const uint8_t *stored = linear.panels + panel * operands.panel_bytes, *weights = stored;
         if constexpr (std::is_same_v<Arithmetic, SpreadCodes>) {
             Groups groups(linear);
             void* spread = pool_scratch(pool, thread, kTileScratch, groups.count * groups.spread_bytes);
-            spread_panel(linear, weights, static_cast<uint8_t*>(spread));
+            spread_panel(linear, stored, static_cast<uint8_t*>(spread));
             weights = static_cast<const uint8_t*>(spread);
         }
         for (int64_t block = 0; block < blocks.num_blocks; ++block) {
             int64_t row = blocks.start(block);
             int size = blocks.size(block);
-            multiply_block(operands, linear, packed, row, size, weights, operands.panel_bytes, panels, sums, width);
+            Ahead next = share_next(stored, operands.panel_bytes, block, blocks.num_blocks);
+            multiply_block(operands, linear, packed, row, size, weights, operands.panel_bytes, panels, sums, width, next);
             write_tile(linear, sums, y + row * linear.out_features, size, panel * kPanelWidth, width);
         }
     });

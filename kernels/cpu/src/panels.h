@@ -128,6 +128,12 @@ struct GroupFactors {
     int32_t start;
 };
 
+// Memory that is read soon. A product with codes asks for it little by little, in even shares over its own work.
+struct Ahead {
+    const uint8_t* at = nullptr;
+    int64_t bytes = 0;
+};
+
 // c[row][output] = x[row][:] . w[output][:] for `rows` rows packed together (at most kBlockRows) and `panels` neighbouring
 // panels (at most kPanels). Tiles write whole: they overwrite rows of c up to the next multiple of kTileRows.
 struct TileProduct {
@@ -139,6 +145,7 @@ struct TileProduct {
     int64_t c_stride;  // words from row to row
     const GroupFactors* factors = nullptr;  // [group][row], for codes only
     int64_t group_size = 0;
+    Ahead ahead = {};  // for codes only
 };
 
 template <class Arithmetic>

@@ -115,13 +115,19 @@ void pack_block(
     }
 }
 
+// What the product of one of `count` blocks of rows asks for: its share of the next panel.
+inline Ahead share_next(const uint8_t* panel, int64_t panel_bytes, int64_t block, int64_t count) {
+    int64_t share = ceil_div(panel_bytes, count);
+    return {panel + panel_bytes + block * share, share};
+}
+
 // sums[row][output] of `panels` neighbouring panels, `width` words a row.
 template <class Arithmetic>
 void multiply_block(
     const Operands<Arithmetic>& operands, const Linear& linear, const PackedRows& packed, int64_t start, int size,
-    const uint8_t* weights, int64_t panel_stride, int panels, float* sums, int64_t width) {
+    const uint8_t* weights, int64_t panel_stride, int panels, float* sums, int64_t width, Ahead ahead) {
     TileProduct product{packed.words + start * operands.row_words, weights, panel_stride, operands.num_groups, sums, width,
-        packed.factors + start * operands.row_factors, linear.group_size};
+        packed.factors + start * operands.row_factors, linear.group_size, ahead};
     if constexpr (kIsCodes<Arithmetic>)
         multiply_codes(linear.kind, product, size, std::is_same_v<Arithmetic, SpreadCodes>);
     else if constexpr (kIsSplit<Arithmetic>)
