@@ -10,8 +10,7 @@ from torch import Tensor
 
 from kernels.lora import add_lora, pack_lora
 from kernels.ops import Ops
-from kernels.torch.attention import paged_attention
-from kernels.torch.attention_plan import AttentionPlan, estimate_scratch
+from kernels.torch.attention import AttentionPlan, estimate_scratch, paged_attention
 from kernels.torch.elementwise import (
     FP8,
     add_rms_norm,

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.cpu.native_ops import NativeOps
 from kernels.cpu.pieces import turn_into_pieces
 from kernels.ops import INT8_SCALE_BYTES
-from kernels.torch.attention_plan import AttentionPlan
+from kernels.torch.attention import AttentionPlan
 
 
 @dataclass(frozen=True, slots=True)

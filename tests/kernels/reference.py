@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.ops import ExpertWeights
 from kernels.step_buffers import StepBuffers
-from kernels.torch.attention_plan import AttentionPlan
+from kernels.torch.attention import AttentionPlan
 
 
 def paged_attention(
