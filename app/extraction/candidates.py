@@ -17,7 +17,7 @@ from typing import Any
 
 from app.extraction.bounds import list_types, walk_narrowable
 from app.extraction.dates import Date, find_unread_date, read_dates
-from app.extraction.grounding import NUMBER_WORDS
+from app.extraction.number_words import INTEGER_WORDS
 from app.extraction.numbers import find_numbers
 from app.extraction.prompt import Schema
 from grammar import SchemaValidator
@@ -57,21 +57,6 @@ SIGN_BEHIND = re.compile(
     r"[^\w\n]{0,2}(?:[^\W\d_]{1,7}\W{0,2})?(?:[)\]>]|[−–-](?!\s?\w)|(?:negative|credit|debit|soll|haben|od|db|dr|cr)\b)",
     re.IGNORECASE,
 )
-# Numbers from two to twelve, and some more, in other languages.
-FOREIGN_WORDS = {
-    "zwei zwo deux dos due twee dwa dwie duas dois": 2, "drei trois tres tre drie trzy três": 3,
-    "vier quatre cuatro quattro cztery quatro": 4, "fünf cinq cinco cinque vijf pięć": 5,
-    "sechs seis sei zes sześć": 6, "sieben sept siete sette zeven siedem sete": 7,
-    "acht huit ocho otto osiem oito": 8, "neun neuf nueve nove negen dziewięć": 9,
-    "zehn dix diez dieci tien dziesięć dez": 10, "elf onze undici jedenaście": 11,
-    "zwölf douze doce dodici twaalf dwanaście doze": 12,
-}
-INTEGER_WORDS = {word: value for value, word in enumerate(NUMBER_WORDS)} | {
-    "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16, "seventeen": 17, "eighteen": 18, "nineteen": 19,
-    "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
-    **{word: value for words, value in FOREIGN_WORDS.items() for word in words.split()},
-    "a": 1, "an": 1, "once": 1, "single": 1, "both": 2, "pair": 2, "twice": 2, "dozen": 12, "no": 0, "none": 0,
-}
 # Words that are no amount in most sentences.
 NO_AMOUNTS = frozenset(
     ["a", "an", "one", "once", "single", "both", "no", "none", "due", "sei", "sept", "dos", "elf", "twice"]

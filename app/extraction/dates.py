@@ -55,6 +55,7 @@ LONE_DAY = re.compile(
 )
 # Years of other calendars look like these.
 USUAL_YEARS = range(1500, 2400)
+ERAS = {"令和": 2018, "平成": 1988, "昭和": 1925, "大正": 1911}  # the year before the first one of each
 CJK_DATE = re.compile(r"[〇零一二三四五六七八九十]{1,4}[年月日]|\d[年月]|\d{4}-?W\d")
 
 
@@ -297,6 +298,10 @@ def _read_short(text: str, parts: list[_Part]) -> Date | None:
     if len(parts) < 3:
         return None
     a, b, c = parts
+    era = text[max(0, a.start - 2) : a.start]
+    if era in ERAS and a.is_short and b.is_short and c.is_short and (_squeeze(b.gap), _squeeze(c.gap)) in YEAR_FIRST:
+        readings = _keep_real([(ERAS[era] + a.value, b.value, c.value)])
+        return Date(readings, a.start - 2, c.end + (text[c.end : c.end + 1] == "日"), bool(readings))
     if (b.kind == "word" and a.is_short and c.is_year) or (
         a.kind == "word" and b.is_short and c.is_year and "," in c.gap
     ):

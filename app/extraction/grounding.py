@@ -17,6 +17,7 @@ from typing import Literal
 
 from app.extraction.dates import Date, list_marks, read_date, read_dates
 from app.extraction.json_spans import Leaf, Path, Scalar
+from app.extraction.number_words import find_number_words
 from app.extraction.numbers import find_numbers, read_number
 
 Match = Literal["exact", "normalised", "none"]
@@ -26,10 +27,6 @@ LINE_DISTANCE = 100
 # A value that stands very often in the text is looked for in its next places only.
 MAX_SPANS = 256
 MAX_NEAR = 16  # values of an item that pull the next one
-NUMBER_WORDS = (
-    *("zero", "one", "two", "three", "four", "five", "six"), *("seven", "eight", "nine", "ten", "eleven", "twelve")
-)
-NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(NUMBER_WORDS)})\b", re.IGNORECASE)
 CLOCK = re.compile(
     r"(?:\b|(?<=\dT))(?P<hour>\d{1,2})(?:(?P<mark>[:.]|\s?h\s?)(?P<minute>\d{2})(?::(?P<second>\d{2}))?)?"
     r"(?P<half>\s*[ap]\.?\s?m\b|[ap]\b)?(?:\b|(?=Z))(?!\d)",
@@ -60,7 +57,13 @@ CLOCK_CHARS = 40  # characters searched before a time
 # Shorter values match whole words only ("Tea" is not in "Steam"), except in scripts without spaces between words.
 MIN_INNER_CHARS = 4
 UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{2}")
-SAME_CHARACTERS = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "‑": "-"})
+# A number of an account or a telephone with as many characters and digits may be divided in any way.
+MIN_CODE_CHARS, MIN_CODE_DIGITS, MAX_CODE_CHARS = 6, 4, 40
+CODE = re.compile(r"\+?[^\W_]+(?:[ ./()-]{1,3}[^\W_]+)*")
+DIVIDED = r"[ ./()-]{0,3}(?:\(0\)[ ./-]{0,2})?"
+# A word that is divided at the end of a line.
+HYPHENATED = r"(?P<divided>(?<=[^\W\d_])[-‐][ \t]*\n[ \t]*(?=[^\W\d_]))"
+SAME_CHARACTERS = str.maketrans({"İ": "i", "’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "‑": "-"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +202,8 @@ class _Finder:
         for date in dates:
             for value in {part for reading in date.readings for part in reading}:
                 self.numbers.setdefault(value, []).append((date.start, date.end))
-        for match in NUMBER_WORD.finditer(source):
-            self.numbers.setdefault(NUMBER_WORDS.index(match.group().lower()), []).append(match.span())
+        for value, start, end in find_number_words(source):
+            self.numbers.setdefault(value, []).append((start, end))
 
     def find(self, value: str | float) -> tuple[Match, list[Span]]:
         """Return every span that shows the value, sorted, and how well they match."""
@@ -208,7 +211,8 @@ class _Finder:
             spans = _occurrences(self.source, value, self.marks)
             if spans:
                 return "exact", spans
-            return "normalised", sorted(self._folded_occurrences(value) or self._other_spellings(value))
+            spans = self._folded_occurrences(value) or self._other_spellings(value) or self._divided_codes(value)
+            return "normalised", sorted(spans)
         spans = sorted(dict.fromkeys(self.numbers.get(value, ())))
         written = repr(value)
         exact = [span for span in spans if self.source[slice(*span)] == written and self._stands_alone(span)]
@@ -222,6 +226,23 @@ class _Finder:
         folded, _ = _fold(value)
         spans = _occurrences(self.folded, folded, self.folded_marks) if folded else []
         return [(self.origin[start][0], self.origin[end - 1][1]) for start, end in spans]
+
+    def _divided_codes(self, value: str) -> list[Span]:
+        """Return where the text has a code that is divided otherwise, or a unit with or without its space."""
+        folded, _ = _fold(value)
+        plain = re.sub(r"\(0\)|[\W_]", "", folded)
+        if CODE.fullmatch(folded) is None or len(plain) > MAX_CODE_CHARS:
+            return []
+        if len(plain) >= MIN_CODE_CHARS and sum(map(str.isdecimal, plain)) >= MIN_CODE_DIGITS:
+            pattern = DIVIDED.join(plain)
+        elif (unit := re.fullmatch(r"(\d+(?:[.,]\d+)?) ?([^\W\d_]+)", folded)) is not None:
+            pattern = rf"{re.escape(unit[1])} ?{unit[2]}"
+        else:
+            return []
+        found = re.finditer(rf"(?<![^\W_])(?<!\d[.,]){pattern}(?![^\W_])", self.folded)
+        # 1234.56 is an amount, not the code 123456.
+        codes = (match.span() for match in found if "." not in match.group() or not read_number(match.group()))
+        return [(self.origin[start][0], self.origin[end - 1][1]) for start, end in codes]
 
     def _other_spellings(self, value: str) -> list[Span]:
         """Return where the text has the value's date, time of day or number in another spelling."""
@@ -307,11 +328,16 @@ def _fold(text: str) -> tuple[str, list[Span]]:
     folded: list[str] = []
     origin: list[Span] = []
     marks = list_marks(text)
-    for match in re.finditer(rf"(?s:.)[{marks}]*" if marks else "(?s:.)", text):
-        if match.group().isspace():
+    for match in re.finditer(rf"{HYPHENATED}|(?s:.)[{marks}]*" if marks else f"{HYPHENATED}|(?s:.)", text):
+        sign = match.group()
+        if not sign.isascii() and unicodedata.category(sign[0]) == "Cf":
+            continue  # a soft hyphen and its kin are not shown
+        if match["divided"]:
+            piece = "" if text[match.end()].islower() else "-"
+        elif sign.isspace():
             piece = "" if not folded or folded[-1] == " " else " "
         else:
-            piece = unicodedata.normalize("NFKC", match.group()).translate(SAME_CHARACTERS).casefold()
+            piece = unicodedata.normalize("NFKC", sign).translate(SAME_CHARACTERS).casefold()
         folded += piece
         origin += [match.span()] * len(piece)
     while folded and folded[-1] == " ":
