@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, TypeVar
@@ -23,6 +24,8 @@ from kernels.upload import upload_tensor
 Moved = TypeVar("Moved", LoraMatrix, LoraPart, EmbeddingChange)
 _PREFIX = "base_model.model."
 _EMBEDDING = "model.embed_tokens"
+# Start of the names in a model for images, which changed with the versions of transformers.
+_TEXT_PART = re.compile(r"^(?:(?:model|language_model|text_model)\.)*")
 # Ends of tensor names, and what they are.
 _KINDS = {
     "lora_A.weight": "A", "lora_B.weight": "B", "lora_B.bias": "bias", "lora_magnitude_vector": "magnitude",
@@ -131,21 +134,23 @@ class AdapterBuilder:
         self._max_rank = max_rank
         self._peers = peers
         self._adapter = Adapter(handle=None if peers is None else peers.handle)
+        self._names = {_TEXT_PART.sub("", name): name for name in (_EMBEDDING, *model.matrix_parts)}
         # By layer: the part of its matrix, rows of A, and the change.
         self._parts: dict[Linear, list[tuple[Tensor, LoraPart]]] = defaultdict(list)
 
     def add(self, module: str, tensors: dict[str, Tensor]) -> None:
         """Take in the whole tensors of one module, by kind. Leaves what other ranks need in the dictionary."""
-        part = self._model.matrix_parts.get(module)
-        if module != _EMBEDDING and part is None:
+        name = self._find_name(module)
+        part = self._model.matrix_parts.get(name)
+        if name != _EMBEDDING and part is None:
             why = "the model does not have or adapters cannot change"
             if module.endswith("kv_b_proj"):
                 why = "latent attention keeps as two products of each head; train without it"
             raise InvalidRequest(f"the adapter changes {module}, which {why}", "lora_path")
         if "saved" in tensors:
-            self._take_saved(module, tensors)
+            self._take_saved(name, tensors)
             return
-        self._check_base(module, tensors.pop("base", None))
+        self._check_base(name, tensors.pop("base", None))
         # On other ranks than 0, the length of each row of a matrix whose columns are divided.
         norm = tensors.pop("norm", None)
         optional = {"magnitude": self._config.has_magnitude, "bias": self._config.has_bias}
@@ -163,10 +168,14 @@ class AdapterBuilder:
 
     def measure(self, module: str, tensors: dict[str, Tensor]) -> Tensor:
         """Return the squared length of each row of a changed matrix, as far as this rank has its columns."""
-        part = self._model.matrix_parts[module]
+        part = self._model.matrix_parts[self._find_name(module)]
         assert isinstance(part.linear, Linear) and part.shard is not None, "its columns are divided"
         rows, scale = slice(part.start, part.start + part.num_rows), self._config.compute_scale(module)
         return part.linear.measure_rows(rows, part.shard.take(tensors["A"]), tensors["B"], scale)
+
+    def _find_name(self, module: str) -> str:
+        """Return the model's name of a module."""
+        return self._names.get(_TEXT_PART.sub("", module), module)
 
     def finish(self) -> Adapter:
         """Stack the parts of each matrix."""

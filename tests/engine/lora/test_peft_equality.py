@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine import LLM, ConfigError, LoRARequest, SamplingParams
 from engine.lora.adapter_files import AdapterFiles
@@ -122,3 +123,16 @@ def test_texts_of_eight_adapters_in_one_batch_are_those_of_each_alone(
         for kind, text in zip([None, *kinds], texts, strict=True):
             ids = prompts[0] + text
             assert twin.compute(ids, kind)[len(prompts[0]) - 1 : -1].argmax(dim=-1).tolist() == text, kind
+
+
+@pytest.mark.parametrize("start", ["model.language_model.", "language_model.model.", "model.text_model."])
+def test_names_of_the_text_part_of_a_model_for_images_are_known(start: str, tmp_path: Path) -> None:
+    twin = PeftTwin("llama", tmp_path, {"tables": KINDS["tables"]})
+    model = load_model(twin.checkpoint)
+    expected, path = read_adapter(twin, "tables", model), tmp_path / "tables" / "adapter_model.safetensors"
+    renamed = {name.replace(".model.model.", f".model.{start}"): tensor for name, tensor in load_file(path).items()}
+    save_file(renamed, path)
+    found = read_adapter(twin, "tables", model)
+    assert found.matrices.keys() == expected.matrices.keys()
+    assert all(torch.equal(found.matrices[each].a, expected.matrices[each].a) for each in found.matrices)
+    assert found.embedding is not None and path.read_bytes().count(start.encode()) > 3
