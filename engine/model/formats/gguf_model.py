@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from torch import Tensor
 
@@ -15,13 +16,20 @@ from engine.errors import ConfigError
 from engine.model.formats.encoded import EncodedTensor
 from engine.model.formats.gguf_blocks import GGUFTensor
 from engine.model.formats.gguf_config import ARCHITECTURES, Metadata, make_config
-from engine.model.formats.gguf_file import GGUFFile
+from engine.model.formats.gguf_file import GGUFFile, Strings
 
 _SAMPLE_BYTES = 4096
 _FREQUENCIES = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 # Factors of RoPE, which are read into the config.
 _ROPE_TENSORS = (_FREQUENCIES, "rope_factors_long.weight", "rope_factors_short.weight")
+_END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+# Many files name one token only, such as the end of a document.
+_END_TOKENS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>"),
+    *("<|end_of_text|>", "<|return|>", "<|call|>", "<|END_OF_TURN_TOKEN|>", "<end_of_utterance>", "<EOT>", "[EOT]"),
+    *("<｜end▁of▁sentence｜>", "[e~["),
+)
 _TABLES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -128,9 +136,16 @@ class GGUFModel:
                 yield from self._read(name)
 
     def read_end_tokens(self) -> list[int]:
-        """Return the ids that end a text, as far as the file names them."""
-        keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-        return [self._file.metadata[key] for key in keys if key in self._file.metadata]
+        """Return the ids that end a text: those that the file names, and special tokens that end a turn of a chat."""
+        metadata = self._file.metadata
+        ids = [metadata[key] for key in _END_KEYS if key in metadata]
+        tokens, kinds = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+        if not isinstance(tokens, Strings) or not isinstance(kinds, list):
+            return ids
+        names = {at: name for at, name in enumerate(self._file.read_strings(tokens)) if name in _END_TOKENS}
+        if "<|return|>" in names.values():  # gpt-oss ends its messages, not its turn, with <|end|>
+            names = {at: name for at, name in names.items() if name != "<|end|>"}
+        return ids + [at for at in names if at < len(kinds) and kinds[at] == gguf.TokenType.CONTROL]
 
     def hash_weights(self) -> bytes:
         """Return a hash of the metadata, and of each tensor's name, shape, and first and last 4 KiB."""

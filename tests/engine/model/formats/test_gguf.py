@@ -160,10 +160,10 @@ def test_tokenizer_chat_template_and_end_tokens_come_from_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     letters = [chr(code) for code in range(33, 127)] + ["Ġ", "he", "ll", "hell", "hello"]
-    vocabulary = [*letters, "<|im_end|>", "<|eot|>"]
+    vocabulary = [*letters, "<|im_end|>", "<|eot|>", "<|endoftext|>", "<EOT>"]
     metadata = {
         "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.tokens": vocabulary,
-        "tokenizer.ggml.token_type": [1] * len(letters) + [3, 3],
+        "tokenizer.ggml.token_type": [1] * len(letters) + [3, 3, 3, 1],
         "tokenizer.ggml.merges": ["h e", "l l", "he ll", "hell o"], "tokenizer.ggml.eos_token_id": len(letters),
         "tokenizer.ggml.eot_token_id": len(letters) + 1,
         "tokenizer.chat_template": "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
@@ -179,7 +179,7 @@ def test_tokenizer_chat_template_and_end_tokens_come_from_the_file(
         assert [vocabulary[each] for each in ids] == ["hello", "Ġ", "y", "o", "u", "<|im_end|>"]
         assert tokenizer.decode(ids[:-1]) == "hello you"
         assert tokenizer.has_chat_template
-        assert tokenizer.eos_token_ids == (len(letters), len(letters) + 1)
+        assert tokenizer.eos_token_ids == (len(letters), len(letters) + 1, len(letters) + 2)
 
     check()
     build = transformers.PreTrainedTokenizerFast.from_pretrained
