@@ -1,4 +1,4 @@
-"""How many random examples a test tries: few in `make test`, many where TESTS_THOROUGH is set, as in `make soak`."""
+"""How much a test tries: little in `make test`, more where TESTS_THOROUGH is set, as `make soak` does."""
 
 import os
 
