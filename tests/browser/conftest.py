@@ -116,6 +116,12 @@ def lasting(desk: Any, lasting_url: str) -> Iterator[Site]:
 
 
 @pytest.fixture
+def workbench(request: pytest.FixtureRequest, desk: Any, base_url: str) -> Iterator[Site]:
+    """A page that opens at the Extract tab, which extracts an example by itself; its size may be a parameter."""
+    yield from open_site(desk, base_url, "extract", getattr(request, "param", None))
+
+
+@pytest.fixture
 def two_models(desk: Any, tmp_path: Path) -> Iterator[Site]:
     """A desktop page of a server that may load the demo model a second time, as `second`."""
     (tmp_path / "second").symlink_to(ROOT / "assets" / "demo_model")
@@ -131,10 +137,14 @@ def phone(chromium: Any, base_url: str) -> Iterator[Site]:
     context.close()
 
 
-def open_site(context: Any, base_url: str) -> Iterator[Site]:
+def open_site(
+    context: Any, base_url: str, tab: str = "chat", size: tuple[int, int] | None = None
+) -> Iterator[Site]:
     """A page that at the end must not have complained or called out."""
     site = Site(context.new_page(), base_url)
-    site.open()
+    if size is not None:
+        site.page.set_viewport_size({"width": size[0], "height": size[1]})
+    site.open(tab)
     yield site
     site.page.close()
     assert site.complaints == []

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.browser.site import Site
 
 INVOICE = """Invoice INV-2041
@@ -17,9 +19,9 @@ Total: 279.00 EUR
 CONTACT = "Ada Lovelace, Analyst, Northwind Ltd, ada@example.com, +44 20 7946 0018"
 
 
-def test_the_page_opens_with_a_proof_and_three_clicks_lead_to_a_record_of_ones_own(site: Site) -> None:
-    site.open("extract")
-    site.page.set_viewport_size({"width": 1440, "height": 900})
+@pytest.mark.parametrize("workbench", [(1440, 900)], indirect=True)
+def test_the_page_opens_with_a_proof_and_three_clicks_lead_to_a_record_of_ones_own(workbench: Site) -> None:
+    site = workbench
     site.page.get_by_text("please check").wait_for()
     site.wait_for(lambda: site.page.locator("#extract mark").count() >= 8)
     assert site.page.get_by_text("Check: the model was unsure").count() == 1
@@ -78,9 +80,9 @@ def test_a_model_that_was_loaded_under_engine_reads_until_it_is_ended(two_models
     assert verdict.get_by_text("Read by second").is_visible()
 
 
-def test_on_a_phone_the_first_screen_has_values_and_three_clicks_lead_to_ones_own(site: Site) -> None:
-    site.page.set_viewport_size({"width": 390, "height": 844})
-    site.open("extract")
+@pytest.mark.parametrize("workbench", [(390, 844)], indirect=True)
+def test_on_a_phone_the_first_screen_has_values_and_three_clicks_lead_to_ones_own(workbench: Site) -> None:
+    site = workbench
     number, email = (site.page.get_by_role("textbox", name=name, exact=True) for name in ("invoice_number", "email"))
     number.wait_for()
     site.wait_for(lambda: number.input_value() == "7731" and is_on_first_screen(site, number))
@@ -101,9 +103,9 @@ def is_on_first_screen(site: Site, node: Any) -> bool:
     return bool(site.page.evaluate("scrollY") == 0 and box["y"] + box["height"] <= site.page.viewport_size["height"])
 
 
-def test_approve_first_leads_to_a_marked_value_that_nobody_saw(site: Site) -> None:
-    site.page.set_viewport_size({"width": 390, "height": 844})
-    site.open("extract")
+@pytest.mark.parametrize("workbench", [(390, 844)], indirect=True)
+def test_approve_first_leads_to_a_marked_value_that_nobody_saw(workbench: Site) -> None:
+    site = workbench
     site.page.get_by_role("button", name="Look, then approve").click()
     site.wait_for(lambda: site.page.evaluate("document.activeElement.ariaLabel") == "vendor")
     site.page.locator("#extract .value").last.focus()
@@ -116,9 +118,9 @@ def test_approve_first_leads_to_a_marked_value_that_nobody_saw(site: Site) -> No
     site.page.get_by_role("button", name="No more to check").wait_for()
 
 
-def test_the_tab_key_and_clicks_into_the_evidence_lead_to_values(site: Site) -> None:
-    site.page.set_viewport_size({"width": 1280, "height": 480})
-    site.open("extract")
+@pytest.mark.parametrize("workbench", [(1280, 480)], indirect=True)
+def test_the_tab_key_and_clicks_into_the_evidence_lead_to_values(workbench: Site) -> None:
+    site = workbench
     site.page.get_by_text("please check").wait_for()
     site.wait_for(lambda: site.page.locator("#extract mark").count() >= 8)
     for _ in range(6):
@@ -143,29 +145,24 @@ def test_the_tab_key_and_clicks_into_the_evidence_lead_to_values(site: Site) -> 
     assert "Oh, " in site.page.get_by_role("textbox", name="Text", exact=True).input_value()[:16]  # at the click
 
 
-def test_the_focus_stays_with_extract(site: Site) -> None:
-    site.open("extract")
-    site.page.get_by_text("please check").wait_for()
-    site.page.locator("#run").focus()
-    site.page.keyboard.press("Enter")
-    site.page.locator("#stop").wait_for()
-    site.page.locator("#run").wait_for()
-    site.wait_for(lambda: site.page.evaluate("document.activeElement.id") == "run")
+def test_the_focus_stays_with_extract_and_a_blank_schema_can_be_undone(workbench: Site) -> None:
+    page = workbench.page
+    page.get_by_text("please check").wait_for()
+    page.locator("#run").focus()
+    page.keyboard.press("Enter")
+    page.locator("#stop").wait_for()
+    page.locator("#run").wait_for()
+    workbench.wait_for(lambda: page.evaluate("document.activeElement.id") == "run")
+    page.get_by_role("radio", name="blank").check()
+    page.get_by_text("Schema: describe or add the fields").wait_for()
+    page.get_by_role("button", name="Undo").click()
+    page.get_by_text("Invoice: 6 fields").wait_for()
+    assert page.get_by_role("radio", name="invoice").is_checked()
+    page.get_by_text("The text or the schema has changed").wait_for(state="hidden")
 
 
-def test_a_blank_schema_can_be_undone(site: Site) -> None:
-    site.open("extract")
-    site.page.get_by_text("please check").wait_for()
-    site.page.get_by_role("radio", name="blank").check()
-    site.page.get_by_text("Schema: describe or add the fields").wait_for()
-    site.page.get_by_role("button", name="Undo").click()
-    site.page.get_by_text("Invoice: 6 fields").wait_for()
-    assert site.page.get_by_role("radio", name="invoice").is_checked()
-    site.page.get_by_text("The text or the schema has changed").wait_for(state="hidden")
-
-
-def test_an_approved_record_is_found_again_from_another_page_of_the_browser(site: Site) -> None:
-    site.open("extract")
+def test_an_approved_record_is_found_again_from_another_page_of_the_browser(workbench: Site) -> None:
+    site = workbench
     site.page.get_by_text("please check").wait_for()
     site.go_to("Text")
     site.page.get_by_role("textbox", name="Text", exact=True).fill(CONTACT)
@@ -334,8 +331,3 @@ def test_choosing_a_sample_brings_its_text_and_schema(site: Site) -> None:
     examples.click()
     site.page.get_by_role("option").filter(has_text="invoice").first.click()
     site.wait_for(lambda: text.input_value() not in ("", shown))
-
-
-def test_a_text_longer_than_the_model_is_read_in_parts(site: Site) -> None:
-    site.extract("\n".join(f"Line {number}: nothing to see here, move along please." for number in range(80)))
-    site.page.get_by_text("overlapping parts").wait_for()
