@@ -21,6 +21,7 @@ from app.api.messages import (
     has_files,
     has_tool_messages,
     read_messages,
+    read_reasoning,
     read_template_kwargs,
     show_messages,
     write_as_text,
@@ -272,7 +273,7 @@ def read_chat(body: ChatRequest) -> ChatInput:
 
     Raises ApiError: 400 for messages or tools that are malformed or not supported.
     """
-    body = read_functions(body) if body.has_functions else body
+    body = read_reasoning(read_functions(body) if body.has_functions else body)
     choice = read_choice(body.tool_choice, bool(body.tools))
     return ChatInput(body, read_messages(body.messages), read_tools(body.tools), choice)
 

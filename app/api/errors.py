@@ -71,6 +71,8 @@ HIDDEN = re.compile(r"(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*|\b[A-Za-z]:\\\S+|\b0x[0-
 
 # The id of the request that is being answered, which errors of /v1/messages have; the gate sets it.
 REQUEST_ID: ContextVar[str] = ContextVar("request_id")
+# whether it comes from a client of Anthropic, on any route; the gate sets it
+FOR_ANTHROPIC: ContextVar[bool] = ContextVar("for_anthropic")
 
 
 class ApiError(Exception):
@@ -120,7 +122,7 @@ class ApiError(Exception):
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         body = self.body
-        if path.startswith("/v1/messages"):
+        if path.startswith("/v1/messages") or FOR_ANTHROPIC.get(False):
             body = self.anthropic_body
         elif path.startswith("/api/"):
             body = self.ollama_body

@@ -25,7 +25,15 @@ from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.body_decoder import BodyDecoder, make_decoder
-from app.api.errors import API_PREFIXES, HEALTH_PATHS, REQUEST_ID, ApiError, BadRequest, to_api_error
+from app.api.errors import (
+    API_PREFIXES,
+    FOR_ANTHROPIC,
+    HEALTH_PATHS,
+    REQUEST_ID,
+    ApiError,
+    BadRequest,
+    to_api_error,
+)
 from app.api.fields import WARNINGS
 from app.api.key_page import KEY_PATH, ask_for_key, let_in, read_cookie, read_form, wants_page
 from app.api.origins import SAFE_METHODS, AllowedOrigins
@@ -149,6 +157,7 @@ class Gate:
         scope.setdefault("state", {})["info"] = info
         WARNINGS.set(info.warnings)
         REQUEST_ID.set(info.request_id)
+        FOR_ANTHROPIC.set(b"anthropic-version" in headers)
         is_api = scope["path"].startswith(API_PREFIXES + HEALTH_PATHS)
         more = self.origins.make_cors_headers(headers) if is_api else {"set-cookie": _make_cookie(scope, headers)}
         send = _watched(send, info, more)

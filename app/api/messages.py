@@ -9,7 +9,7 @@ from typing import Any
 from app.api.errors import ApiError, BadRequest, refuse
 from app.api.fields import warn
 from app.api.parts import Json, make_text, read_parts
-from app.api.protocol import check_choice, read_text
+from app.api.protocol import ChatRequest, OtherReasoning, OtherThinking, check_choice, read_text
 from app.api.wording import Path, say_place
 from app.extraction.json_spans import scan
 from app.json_text import TOO_MANY_VALUES, ValueCounter, check_values
@@ -90,7 +90,7 @@ def read_message(where: Path, message: Mapping[str, Any], counter: ValueCounter)
     role = message.get("role")
     check_choice((*where, "role"), role, ROLES)
     content = message.get("content")
-    if content is None and role == "assistant":
+    if content is None and role in ("assistant", "tool"):
         content = message.get("refusal") or ""
     # OpenAI's newer name for a system message; chat templates know only the old one
     is_history = role in ("assistant", "tool")
@@ -150,7 +150,9 @@ def make_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, A
 
 
 def parse_arguments(where: Path, given: object, counter: ValueCounter) -> dict[str, Any]:
-    """Return the arguments of a call that are written as JSON."""
+    """Return the arguments of a call, which are written as JSON; an object stands for itself."""
+    if given is None or isinstance(given, dict):
+        return given or {}
     text = read_text(where, given)
     counter.feed(text.encode())
     if counter.is_over:
@@ -190,6 +192,20 @@ def read_template_kwargs(kwargs: Mapping[str, Any] | None, effort: str | None = 
     if effort == "none" and not any(name in (kwargs or {}) for name in SWITCHES):
         known |= dict.fromkeys(SWITCHES, False)
     return known | dict(kwargs or {})
+
+
+def read_reasoning(body: ChatRequest) -> ChatRequest:
+    """Return a request with other servers' names for the switch and the effort of the reasoning under its own."""
+    asked, thinking, kwargs = body.reasoning or OtherReasoning(), body.thinking, body.chat_template_kwargs or {}
+    if isinstance(thinking, OtherThinking):
+        thinking = {"enabled": True, "disabled": False}.get(thinking.type)
+    is_on = next((each for each in (thinking, body.enable_thinking, asked.enabled) if each is not None), None)
+    if is_on is not None and not any(name in kwargs for name in SWITCHES):
+        kwargs = kwargs | dict.fromkeys(SWITCHES, is_on)
+    return body.model_copy(update={
+        "reasoning_effort": body.reasoning_effort or asked.effort, "chat_template_kwargs": kwargs,
+        "include_reasoning": body.include_reasoning is not False and not asked.exclude,
+    })
 
 
 def write_as_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -50,7 +50,11 @@ async def retrieve_model(
 def describe_to_anthropic(context: ApiContext, name: str) -> dict[str, Any]:
     """Anthropic's model object."""
     created_at = datetime.fromtimestamp(context.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"type": "model", "id": name, "display_name": name, "created_at": created_at}
+    length = context.engine.resolved.max_model_len
+    return {
+        "type": "model", "id": name, "display_name": name, "created_at": created_at, "lifecycle": "active",
+        "max_input_tokens": length, "max_tokens": length,
+    }
 
 
 def describe_model(context: ApiContext, name: str) -> dict[str, Any]:

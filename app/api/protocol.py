@@ -163,6 +163,7 @@ class ResponseFormat(Fields):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")  # llama.cpp's place of it
     # format of a structural tag: the newer one, or the two older ones
     format: dict[str, Any] | None = None
     structures: list[Any] | None = None
@@ -298,12 +299,36 @@ class ChatFields(GenerationFields):
     prediction: Prediction | None = None
 
 
+class OtherReasoning(Fields):
+    """OpenRouter's fields about reasoning; the tokens are a target that no model here is told."""
+
+    PLACE = ("reasoning",)
+
+    effort: ReasoningEffort | None = None
+    enabled: bool | None = None
+    exclude: bool = False
+    max_tokens: Integer | None = None
+
+
+class OtherThinking(Fields):
+    """The switch of the reasoning of DeepSeek's, Z.ai's and Moonshot's servers."""
+
+    PLACE = ("thinking",)
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Integer | None = None
+
+
 class ChatRequest(ChatFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, description=MESSAGES_HELP)]
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    # other servers' names for the effort and the switch of the reasoning, see `read_reasoning`
+    reasoning: OtherReasoning | None = None
+    thinking: bool | OtherThinking | None = None
+    enable_thinking: bool | None = None
     functions: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     function_call: str | dict[str, Any] | None = None
 

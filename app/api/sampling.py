@@ -32,6 +32,7 @@ KINDS = ("regex", "choice", "grammar", "json_object", "csv", "xml", "structural_
 SPACED = ("json", "json_object", "xml", "structural_tag")
 TAG_PARTS = ("format", "structures", "triggers")
 MAX_LOGPROBS = 20
+LEAST_TOP_P = 1e-9
 # fields of requests that SamplingParams has under the same names; the first have other values there
 READ_HERE = {"logit_bias", "max_tokens", "structured_outputs"}
 COPIED = {each.name for each in fields(SamplingParams)} & GenerationFields.model_fields.keys() - READ_HERE
@@ -103,6 +104,8 @@ def _make(
         raise refuse(("prompt_logprobs",), " needs stream=false", "unsupported_field")
     values = {name: getattr(body, name) for name in COPIED if getattr(body, name) is not None}
     given = {name: value for name, value in changes.items() if value is not None}
+    if values.get("top_p") == 0:  # OpenAI's and Ollama's smallest value: the most probable token alone
+        values["top_p"] = LEAST_TOP_P
     return SamplingParams(
         **({"max_tokens": None} | dict(defaults) | values | given), logit_bias=read_logit_bias(body.logit_bias),
         grammar=None if constraint is None else constraint.spec, output_kind="delta" if body.stream else "final",
@@ -203,8 +206,16 @@ def _response_format(body: GenerationFields) -> Candidates:
     if parts:
         message = f"response_format.{next(iter(parts))} is a part of the type structural_tag, not {asked.type}"
         raise BadRequest(message, "response_format")
+    if asked.type == "text" and asked.schema_ is not None:
+        message = "response_format.schema is a part of the types json_schema and json_object, not text"
+        raise BadRequest(message, "response_format")
     if asked.type == "text":
         return []
+    if asked.schema_ is not None and asked.json_schema is not None:
+        message = "response_format.schema and response_format.json_schema exclude each other"
+        raise BadRequest(message, "response_format", "too_many_constraints")
+    if (flat := asked.schema_) is not None:
+        return [("response_format", lambda: GrammarSpec.json_schema(flat))]
     if asked.type == "json_object":
         return [("response_format", GrammarSpec.json_object)]
     if asked.json_schema is None:

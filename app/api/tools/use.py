@@ -200,7 +200,14 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
 
     Raises ApiError: 400 for a malformed one.
     """
-    return [each for i, tool in enumerate(tools or ()) if (each := _read_tool(("tools", i), tool)) is not None]
+    known = [tool.get("type") in ("function", "custom") or "function" in tool for tool in tools or ()]
+    found: list[Tool] = []
+    for i, tool in enumerate(tools or ()):
+        if not known[i] and any(known) and isinstance(kind := tool.get("type"), str):
+            warn(f"tools[{i}].type={kind[:40]!r} is a tool that no model here can call, and was left out")
+        elif (read := _read_tool(("tools", i), tool)) is not None:
+            found.append(read)
+    return found
 
 
 def read_functions(body: ChatRequest) -> ChatRequest:

@@ -336,6 +336,10 @@ async def test_the_official_client_lists_the_model(client: anthropic.AsyncAnthro
     page = await client.models.list()
     (model,) = page.data
     assert (model.id, model.type, model.display_name) == ("fake", "model", "fake")
+    assert (model.lifecycle, model.max_input_tokens) == ("active", model.max_tokens)
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        await client.models.retrieve("nope")
+    assert caught.value.body["type"] == "error"
     assert isinstance(model.created_at, datetime) and model.created_at.tzinfo is not None
     assert (page.has_more, page.first_id, page.last_id) == (False, "fake", "fake")
     assert await client.models.retrieve("fake") == model

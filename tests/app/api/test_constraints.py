@@ -40,6 +40,8 @@ def outputs(**fields: Any) -> dict[str, Any]:
         (outputs(grammar='start: "a"+'), "lark"), (outputs(json=PAIR, property_order="any"), "json_schema"),
         (outputs(json='{"type": "object"}'), "json_schema"),
         (outputs(json_object=True, disable_any_whitespace=True), "json_object"),
+        ({"response_format": {"type": "json_object", "schema": PAIR}}, "json_schema"),
+        ({"response_format": {"type": "json_schema", "schema": PAIR}}, "json_schema"),
         ({"response_format": {"type": "json_object"}}, "json_object"), ({"response_format": {"type": "text"}}, None),
         ({"guided_json": PAIR, "guided_decoding_backend": "guidance:no-fallback"}, "json_schema"),
         ({"guided_regex": "a+", "guided_decoding_backend": "guidance"}, "regex"),
@@ -62,6 +64,7 @@ async def test_a_field_becomes_the_grammar_of_its_kind(
     [
         ({"response_format": {"type": "structural_tag"}}, "structural tag"),
         ({"response_format": {"type": "json_object", "format": TAGS}}, "part of the type structural_tag"),
+        ({"response_format": {"type": "text", "schema": {}}}, "not text"),
         ({"response_format": {"type": "structural_tag", "format": {"type": "any_tokens"}}}, "'any_tokens' at /format"),
         (outputs(structural_tag={"format": {"type": "tag"}}), "missing required field `begin`"),
         (outputs(xml={"name": "a b"}), "not an XML name"),

@@ -319,6 +319,30 @@ async def test_the_effort_of_reasoning_reaches_the_template(
         assert heard.get("thinking") == (None if "chat_template_kwargs" in fields else is_on), path
 
 
+@pytest.mark.parametrize(
+    ("fields", "effort", "is_on"),
+    [
+        ({"enable_thinking": False}, None, False), ({"thinking": {"type": "disabled"}}, None, False),
+        ({"thinking": {"type": "auto"}}, None, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, None, True),
+        ({"reasoning": {"effort": "low", "exclude": True}}, "low", None), ({"thinking": False}, None, False),
+        ({"reasoning": {"enabled": False}}, None, False), ({"reasoning": {"effort": "none"}}, "none", False),
+        ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, None, True),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_other_servers_switches_of_reasoning_reach_the_template(
+    start: Start, path: str, fields: dict[str, Any], effort: str | None, is_on: bool | None
+) -> None:
+    tokenizer = ListeningTokenizer()
+    server = await start(FakeEngine(tokenizer=tokenizer))
+    for _ in range(2):  # after the first nothing is tried out with the template
+        status, headers, reply = await server.ask(path, "POST", json=CHAT | fields)
+        assert status == 200 and "x-troupe-warning" not in headers, reply
+    heard = tokenizer.variables
+    assert (heard.get("reasoning_effort"), heard.get("enable_thinking")) == (effort, is_on)
+
+
 @pytest.mark.parametrize(("kind", "is_on"), [("enabled", True), ("disabled", False), ("adaptive", None)])
 async def test_anthropics_thinking_reaches_the_template_under_both_names(
     start: Start, kind: str, is_on: bool | None

@@ -292,6 +292,25 @@ async def test_a_malformed_call_in_the_history_is_a_400(knowing: Server, call: A
     assert (status, reply["error"]["param"]) == (400, "messages")
 
 
+@pytest.mark.parametrize("arguments", [{"a": 1}, '{"a": 1}'])
+async def test_a_history_of_other_servers_is_read(knowing: Server, arguments: Any) -> None:
+    given = [("0", arguments), ("1", None)]
+    calls = [{"id": identity, "function": {"name": "clock", "arguments": each}} for identity, each in given]
+    results = [{"role": "tool", "tool_call_id": "0", "content": None}, {"role": "tool", "tool_call_id": "1"}]
+    history = [{"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    assert [call["function"]["arguments"] for call in read_messages(history)[0]["tool_calls"]] == [{"a": 1}, {}]
+    status, reply = await knowing.chat(messages=history)
+    assert status == 200, reply
+
+
+async def test_a_tool_of_a_service_beside_others_is_left_out_with_a_warning(knowing: Server) -> None:
+    foreign = [{"type": "web_search", "web_search": {}}, {"type": "builtin_function", "builtin": {"name": "$x"}}]
+    body = CHAT | {"tools": [*foreign, *TOOLS]}
+    status, headers, reply = await knowing.ask("/v1/chat/completions", "POST", json=body)
+    assert status == 200 and "tools[1].type='builtin_function'" in headers["x-troupe-warning"], reply
+    assert (await knowing.chat(tools=foreign))[0] == 400
+
+
 def test_arguments_that_a_limit_cut_anywhere_come_back_as_far_as_they_go() -> None:
     whole = r'{"path": "a.txt", "n": -12.5e3, "t": "\n\ud83d\ude00 \\u1 {", "l": [1, {"x": true}], "z": {}}'
 

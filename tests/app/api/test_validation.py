@@ -16,7 +16,7 @@ SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": {
 IMAGE = [{"type": "image_url", "image_url": {"url": 5}}]
 
 WRONG: dict[str, list[Any]] = {
-    "n": [0, 1_000_000, -1], "temperature": [-0.1, "0.7", [1]], "top_p": [0, 1.01],
+    "n": [0, 1_000_000, -1], "temperature": [-0.1, "0.7", [1]], "top_p": [-0.1, 1.01],
     "top_k": [-2, 2**40], "min_p": [-1], "presence_penalty": [3], "frequency_penalty": [-3],
     "repetition_penalty": [0], "seed": [2**64, "1"], "max_tokens": [0, -5, 2**63], "min_tokens": [-1],
     "stop": [["a"] * 17, ["a"] * 100_000, [""], {"a": 1}], "stop_token_ids": [MANY, [-1], [2**63], ["a"]],
@@ -98,7 +98,7 @@ JSON_FORMAT = {"type": "json_schema", "json_schema": {"schema": {}, "stric": Tru
         ({"tool_choice": NAMED | {"nme": "f"}}, "tool_choice.nme"),
         ({"tool_choice": function("f", arguments={})}, "tool_choice.function.arguments"),
         ({"tool_choice": ALLOWED}, "tool_choice.allowed_tools.a"),
-        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "regex": "a"}}, "response_format.regex"),
         ({"stream": True, "stream_options": {"max_tokens": 5}}, "stream_options.max_tokens"),
     ],
 )
