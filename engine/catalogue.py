@@ -98,7 +98,7 @@ class Catalogue:
         aliases: further name -> name of a model, or what `EngineConfig` takes.
     """
 
-    models_dir: Path | None = None
+    models_dir: str | Path | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def list(self) -> list[CatalogueEntry]:
@@ -171,10 +171,11 @@ class Catalogue:
     def _list_folder(self) -> Iterator[CatalogueEntry]:
         if self.models_dir is None:
             return
-        if not self.models_dir.is_dir():
-            raise ConfigError(f"models_dir {str(self.models_dir)!r} is not a folder")
-        for path in sorted(_find_models(self.models_dir, _MAX_DEPTH)):
-            yield describe_model(path.relative_to(self.models_dir).as_posix(), str(path), "folder")
+        folder = Path(self.models_dir).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(f"models_dir {str(folder)!r} is not a folder")
+        for path in sorted(_find_models(folder, _MAX_DEPTH)):
+            yield describe_model(path.relative_to(folder).as_posix(), str(path), "folder")
 
 
 def describe_model(name: str, model: str, source: Source) -> CatalogueEntry:

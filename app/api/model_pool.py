@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Request
@@ -134,7 +133,7 @@ class ModelPool:
     @cached_property
     def catalogue(self) -> Catalogue:
         """The models that this server may load or fetch."""
-        return make_catalogue(self.first.config)
+        return Catalogue(self.first.config.models_dir, self.first.config.read_aliases())
 
     @property
     def contexts(self) -> list[ApiContext]:
@@ -379,7 +378,7 @@ def choose_roles(first: EngineConfig, config: AppConfig) -> dict[Role, Catalogue
     By default the embedded model extracts, and smollm2, if it is here, answers everything else, where one of them is
     the first: the figures are in app/README.md.
     """
-    catalogue = make_catalogue(config)
+    catalogue = Catalogue(config.models_dir, config.read_aliases())
     embedded, smollm2 = (catalogue.find(name) for name in ("demo_model", "smollm2"))
     assert embedded is not None and smollm2 is not None, "they are always listed"
     given: dict[Role, str] = {"chat": config.chat_model, "extract": config.extract_model}
@@ -395,12 +394,6 @@ def choose_roles(first: EngineConfig, config: AppConfig) -> dict[Role, Catalogue
             raise UsageError(f"{role}_model={name!r} is not here; `troupe models` lists those that are")
         roles[role] = entry
     return roles
-
-
-def make_catalogue(config: AppConfig) -> Catalogue:
-    """Return the catalogue of the settings."""
-    folder = None if config.models_dir is None else Path(config.models_dir).expanduser()
-    return Catalogue(folder, config.read_aliases())
 
 
 def pool_of(request: Request) -> ModelPool:

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from app.cli.table import format_table
 from app.config import AppConfig, Failure, UsageError, add_flags, make_config
@@ -45,17 +44,12 @@ def run(arguments: argparse.Namespace, start: float) -> int:
     if (name is None) != (action in ("list", "families")):
         raise UsageError(f"models {action} takes {'no model' if name else 'the name of a model'}")
     try:
-        catalogue = make_catalogue(make_config(AppConfig, vars(arguments)))
+        config = make_config(AppConfig, vars(arguments))
+        catalogue = Catalogue(config.models_dir, config.read_aliases())
         print(perform(action, name or "", catalogue, arguments.model_impl))
     except ConfigError as error:
         raise Failure(str(error)) from error
     return 0
-
-
-def make_catalogue(config: AppConfig) -> Catalogue:
-    """Return the catalogue of the settings."""
-    folder = None if config.models_dir is None else Path(config.models_dir).expanduser()
-    return Catalogue(folder, config.read_aliases())
 
 
 def perform(action: str, name: str, catalogue: Catalogue, model_impl: str) -> str:
