@@ -170,7 +170,7 @@ class Proxy:
         failure: WorkerFailed | StoredElsewhere | None = None
         while candidates and len(problems) < MAX_TRIES:
             preferred = [holder] if holder is not None and holder in candidates else candidates
-            ticket = self._router.choose(prompt, [worker.index for worker in preferred], salt, session)
+            ticket = self._router.choose_text(prompt, [worker.index for worker in preferred], salt, session)
             worker = self._workers[ticket.replica]
             running = self.metrics.running.labels(worker.url)
             running.inc()

@@ -138,20 +138,19 @@ class Router:
         if self._policy == "round_robin":
             return sorted(candidates)[self._num_chosen % len(candidates)]
 
+        # Requests with one salt, or one first block, prefer the same replicas.
+        key = hashes[0] if hashes else request.request_id.encode()
+        if request.cache_salt is not None:
+            key = request.cache_salt.encode()
+
         def find_cost(replica: int) -> tuple[float, bytes]:
             load = self._loads[replica]
             cost = load.cost - load.count_cached(hashes) * self._block_size
-            return cost, self._rank(request, hashes, replica)
+            return cost, rank(key, replica)
 
         return min(candidates, key=find_cost)
 
-    @staticmethod
-    def _rank(request: AddRequest, hashes: list[bytes], replica: int) -> bytes:
-        """Rendezvous hashing: requests with one salt, or one first block, prefer the same replicas."""
-        if request.cache_salt is not None:
-            key = request.cache_salt.encode()
-        elif hashes:
-            key = hashes[0]
-        else:
-            key = request.request_id.encode()
-        return hashlib.sha256(key + replica.to_bytes(4, "little")).digest()
+
+def rank(key: bytes, replica: int) -> bytes:
+    """Return the rank of a replica for a key: it stays the same when others leave (rendezvous hashing)."""
+    return hashlib.sha256(key + replica.to_bytes(4, "little")).digest()

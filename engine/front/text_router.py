@@ -6,13 +6,12 @@ count as a token, so block sizes and costs are about those of a tokenised prompt
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from engine.config_fields import RouterPolicy
-from engine.front.router import Router, Ticket
+from engine.front.router import Router, Ticket, rank
 from engine.messages import AddRequest, KVEvents, NewCompletion
 from engine.sampling_params import SamplingParams
 
@@ -26,16 +25,16 @@ COMPLETION = NewCompletion(0, 0)
 PARAMS = SamplingParams()
 
 
-class TextRouter:
+class TextRouter(Router):
     """Servers are identified by number. End each ticket with `end`."""
 
     def __init__(self, policy: RouterPolicy, num_servers: int) -> None:
-        self._router = Router(policy, BLOCK_SIZE)
+        super().__init__(policy, BLOCK_SIZE)
         self._recent: list[OrderedDict[bytes, None]] = [OrderedDict() for _ in range(num_servers)]
         for server in range(num_servers):
-            self._router.reset(server)
+            self.reset(server)
 
-    def choose(
+    def choose_text(
         self, prompt: bytes, candidates: Sequence[int], salt: str | None = None, session: str | None = None
     ) -> Ticket:
         """Choose one of the candidates, at least one, and add the request to its load.
@@ -46,29 +45,22 @@ class TextRouter:
             salt: prompts share prefixes with those of the same salt only.
             session: requests of a session go to the same server while its load allows that.
         """
-        counts = {server: self._router.count_requests(server) for server in candidates}
+        counts = {server: self.count_requests(server) for server in candidates}
         limit = MAX_LOAD_RATIO * (1 + sum(counts.values())) / len(counts)
         allowed = [server for server in candidates if counts[server] < limit]
         if session is not None:
-            allowed = [min(allowed, key=lambda server: _rank(session, server))]
+            key = session.encode("utf-8", "surrogatepass")
+            allowed = [min(allowed, key=lambda server: rank(key, server))]
         data = prompt[:MAX_PROMPT_BYTES]
         tokens = array("I", data + bytes(-len(data) % BYTES_PER_TOKEN))
         message = AddRequest("", tokens.tolist(), PARAMS, [COMPLETION], cache_salt=salt)
-        ticket = self._router.choose(message, allowed)
+        ticket = self.choose(message, allowed)
         self._remember(ticket)
         return ticket
 
-    def note_first_token(self, ticket: Ticket) -> None:
-        """The server has computed the prompt."""
-        self._router.note_first_token(ticket)
-
-    def end(self, ticket: Ticket) -> None:
-        """Take the request from its server's load."""
-        self._router.end(ticket)
-
     def forget(self, server: int) -> None:
         """Assume an empty cache, because the server was away."""
-        self._router.note_events(server, KVEvents(removed=list(self._recent[server])))
+        self.note_events(server, KVEvents(removed=list(self._recent[server])))
         self._recent[server].clear()
 
     def _remember(self, ticket: Ticket) -> None:
@@ -78,9 +70,4 @@ class TextRouter:
             recent[block_hash] = None
             recent.move_to_end(block_hash)
         dropped = [recent.popitem(last=False)[0] for _ in range(len(recent) - MAX_BLOCKS)]
-        self._router.note_events(ticket.replica, KVEvents(stored=ticket.hashes, removed=dropped))
-
-
-def _rank(session: str, server: int) -> bytes:
-    """Rendezvous hashing: a session keeps its server when another one leaves."""
-    return hashlib.sha256(session.encode("utf-8", "surrogatepass") + server.to_bytes(4, "little")).digest()
+        self.note_events(ticket.replica, KVEvents(stored=ticket.hashes, removed=dropped))
