@@ -4,6 +4,8 @@ modules.json              sentence-transformers' Transformer, Pooling, Dense, an
 1_Pooling/config.json     last token, mean, or first token (cls)
 2_Dense/                  a matrix for the pooled vector, such as the two of EmbeddingGemma, and an activation
 config.json               the lengths to which vectors may be cut (matryoshka)
+
+A GGUF file has `pooling_type`; its vectors have length 1.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 
 from engine.errors import ConfigError, InvalidRequest
 from engine.model.checkpoint import read_json_object, read_tensors, resolve_checkpoint
+from engine.model.formats.gguf_file import GGUFFile, is_gguf
 from engine.sampling_params import PoolingKind
 
 _PATTERNS = (
@@ -28,6 +31,7 @@ _FLAGS: dict[str, PoolingKind] = {
     "pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls",
 }
 _MODES: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
+_GGUF_KINDS: dict[Any, PoolingKind] = {1: "mean", 2: "cls", 3: "last"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,9 @@ class EmbeddingSpec:
 
 
 def read_embedding_spec(path_or_name: str | Path) -> EmbeddingSpec:
-    """Read the files of a folder or of a repository on the hub."""
+    """Read the files of a folder or of a repository on the hub, or the metadata of a GGUF file."""
+    if is_gguf(path_or_name):
+        return _read_gguf(GGUFFile(path_or_name))
     folder = resolve_checkpoint(path_or_name, _PATTERNS)
     try:
         return _read_spec(folder)
@@ -122,6 +128,13 @@ def read_activation(path_or_name: str | Path) -> bool:
     if named not in ("Sigmoid", "Identity"):
         raise ConfigError(f"config.json: the activation {named} is not supported; Sigmoid and Identity are")
     return named == "Sigmoid"
+
+
+def _read_gguf(file: GGUFFile) -> EmbeddingSpec:
+    key = f"{file.metadata.get('general.architecture')}.pooling_type"
+    if (kind := file.metadata.get(key)) not in _GGUF_KINDS:
+        raise ConfigError(f"{file.path.name}: {key} is {kind}; 1 (mean), 2 (cls) or 3 (last token) is supported")
+    return EmbeddingSpec(_GGUF_KINDS[kind], is_normalized=True)
 
 
 def _read_spec(folder: Path) -> EmbeddingSpec:

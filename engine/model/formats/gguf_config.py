@@ -30,7 +30,7 @@ _EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 # Keys that repeat others, or that inform only.
-_UNUSED = ("vocab_size", "attention.value_length", "rope.scaling.finetuned", "rope.dimension_sections")
+_UNUSED = ("vocab_size", "attention.value_length", "rope.scaling.finetuned", "rope.dimension_sections", "pooling_type")
 _SOFTMAX, _SIGMOID = 1, 2  # values of expert_gating_func
 
 

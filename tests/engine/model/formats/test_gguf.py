@@ -12,12 +12,13 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
 
-from engine import read_sampling_defaults
+from engine import LLM, read_sampling_defaults
 from engine.cache_folder import CacheFolder
 from engine.errors import ConfigError
 from engine.input.tokenizer import Tokenizer
 from engine.model import ModelConfig, load_model
 from engine.model.formats.gguf_blocks import KINDS, GGUFTensor
+from engine.model.pooling import read_embedding_spec
 from kernels.cpu.native_ops import NativeOps
 from kernels.cpu.weights import WeightKind, make_convert
 from kernels.grouped import round_grouped
@@ -154,6 +155,20 @@ def test_tokenizer_is_the_one_that_transformers_builds_from_the_file(
         assert type(found).__name__ == type(expected).__name__
     (kept,) = cache.path.glob("*.tokenizer.json")
     assert all(isinstance(each, str) for each in json.loads(kept.read_text())["model"]["merges"]) == (kind == "gpt2")
+
+
+def test_a_file_may_say_how_embeddings_are_made(tmp_path: Path) -> None:
+    source = make_transformers_model("qwen3")
+    path = tmp_path / "model.gguf"
+    write_gguf(save(source, tmp_path), path, {"": Type.F32}, {"qwen3.pooling_type": 3})
+    with LLM(str(path), skip_tokenizer_init=True, max_model_len=64) as llm:
+        (found,) = llm.embed([{"prompt_token_ids": [5, 9, 2]}])
+    with torch.inference_mode():
+        last = source.model(torch.tensor([[5, 9, 2]])).last_hidden_state[0, -1]
+    torch.testing.assert_close(torch.from_numpy(found.outputs.data), last / last.norm(), atol=1e-5, rtol=0)
+    write_gguf(tmp_path, path, {"": Type.F32}, {"qwen3.pooling_type": 4})
+    with pytest.raises(ConfigError, match=r"model.gguf: qwen3\.pooling_type is 4; 1 \(mean\)"):
+        read_embedding_spec(path)
 
 
 def test_tokenizer_chat_template_and_end_tokens_come_from_the_file(
