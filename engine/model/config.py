@@ -125,6 +125,8 @@ class ModelConfig:
         data, text_fields = _find_text_part(data, where)
         architecture = _parse_architecture(ConfigReader(data, where), where)
         family = FAMILIES[architecture]
+        if data.get("architectures") not in (None, [], architecture, [architecture]):
+            data = data | {"tie_word_embeddings": True}  # there is no output head
         reader = ConfigReader({**family.defaults, **data}, where)
         config = _parse(reader, architecture, family, where)
         for key, value in family.constants.items():
@@ -240,12 +242,19 @@ def _find_text_part(data: dict[str, Any], where: str) -> tuple[dict[str, Any], d
     return {**kept, **named}, fields
 
 
+def add_head(name: Any) -> Any:
+    """Return the architecture with an output head for one without, such as MistralModel of embedding models."""
+    whole = f"{str(name).removesuffix('Model')}ForCausalLM"
+    return whole if str(name).endswith("Model") and whole in FAMILIES else name
+
+
 def _parse_architecture(reader: ConfigReader, where: str) -> str:
     names = reader.take("architectures") or []
     model_type = reader.take("model_type")
     if not names:
         names = [name for name, family in FAMILIES.items() if family.model_type == model_type]
     name = names[0] if isinstance(names, list) and len(names) == 1 else names or model_type
+    name = add_head(name)
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if family is None:
         raise ConfigError(

@@ -14,7 +14,7 @@ from typing import Any
 from engine.config_fields import ModelImpl
 from engine.errors import ConfigError
 from engine.model.checkpoint import NO_OVERRIDES, override, read_json_object, resolve_checkpoint
-from engine.model.config import ModelConfig
+from engine.model.config import ModelConfig, add_head
 from engine.model.families import FAMILIES
 from engine.model.families.text_parts import TEXT_PARTS
 from engine.model.formats.gguf_file import is_gguf
@@ -93,7 +93,7 @@ def _is_native(data: dict[str, Any]) -> bool:
         data = text
     architectures = data.get("architectures") or []
     if isinstance(architectures, list) and architectures:
-        return architectures[0] in FAMILIES
+        return add_head(architectures[0]) in FAMILIES
     return data.get("model_type") in {family.model_type for family in FAMILIES.values()}
 
 

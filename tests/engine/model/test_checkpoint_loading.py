@@ -280,3 +280,14 @@ def test_kv_cache_takes_the_bytes_announced_and_says_when_there_is_no_room(tmp_p
     for num_blocks in (2**40, 2**60):
         with pytest.raises(ConfigError, match=f"num_blocks={num_blocks}: cpu cannot allocate a KV cache of"):
             allocate_kv_cache(specs, num_blocks, 16, torch.float32, torch.device("cpu"))
+
+
+def test_a_checkpoint_without_an_output_head_is_read(tmp_path: Path) -> None:
+    """As embedding models are published, such as E5-Mistral."""
+    source = make_transformers_model("mistral")
+    body, prompt = source.model, make_prompt(20)
+    save(body, tmp_path)
+    with torch.inference_mode():
+        hidden = body(torch.tensor([prompt])).last_hidden_state[0]
+    logits = Driver(load_model(tmp_path)).step({"a": prompt})["a"]
+    torch.testing.assert_close(logits, hidden @ body.embed_tokens.weight.T, atol=1e-4, rtol=0)
