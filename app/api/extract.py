@@ -27,6 +27,7 @@ from starlette.datastructures import UploadFile
 from app.api.call import usage
 from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest, to_api_error
+from app.api.fields import ANSWER
 from app.api.gate import RequestInfo
 from app.api.jobs import add_job, describe
 from app.api.protocol import Fields
@@ -100,6 +101,12 @@ class ExtractOptions(Fields):
 
 class ExtractRequest(Fields):
     """POST /v1/extract. Give text or images or both, or rows, or a file in a form."""
+
+    # The options, and their names in other places.
+    CONSTRAINTS = ANSWER | {
+        **dict.fromkeys(("verbatim", "ground", "grounded"), ()), **dict.fromkeys(("bounds", "limits"), (True,)),
+        "property_order": ("schema",),
+    }
 
     model: str | None = None
     schema_: dict[str, Any] | str = Field(alias="schema", description="a JSON Schema, or the name of a ready-made one")

@@ -75,7 +75,8 @@ OURS = {
     "extra_body": ("its fields in the body itself",), "options": ("its fields in the body itself",),
     "conversation": ("previous_response_id",), "system": ("instructions", "messages"),
     "instructions": ("system", "messages"), "query": ("queries",),
-    "stop_sequences": ("stop",), "stop": ("stop_sequences",),
+    "stop_sequences": ("stop",), "stop": ("stop_sequences",), "verbatim": ("options",), "bounds": ("options",),
+    "property_order": ("options",),
 }
 LENGTHS = ("max_tokens", "max_output_tokens")
 FORMATS = ("response_format", "text", "output_config")
@@ -114,7 +115,7 @@ def check_unknown(
         # camelCase and dashes: maxTokens is max_tokens
         plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name[:MAX_NAME_CHARS]).replace("-", "_").lower()
         constrains = constraints is None or plain in constraints
-        is_pattern = constraints is ANSWER and CONSTRAINING.fullmatch(plain) is not None
+        is_pattern = constraints is not None and constraints is not VECTOR and CONSTRAINING.fullmatch(plain) is not None
         neutral = (constraints or {}).get(plain, NO_LIMIT if is_pattern else ())
         is_absent = value is None if any(each is True for each in neutral) else is_empty(value)
         if is_absent or value in neutral:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from app.extraction.bounds import list_types, walk_narrowable
+from app.extraction.bounds import LOWER, UPPER, list_types, walk_narrowable
 from app.extraction.dates import Date, find_unread_date, read_dates
 from app.extraction.number_words import INTEGER_WORDS
 from app.extraction.numbers import find_numbers
@@ -25,8 +25,7 @@ from grammar import SchemaValidator
 MAX_CANDIDATES = 64
 # For each of them the whole schema is read again.
 MAX_PLACES = 256
-# Keywords that leave nothing to choose or make a choice of their own.
-SETTLED = ("enum", "const", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+MAX_SCALE = 100  # between the ends of a scale, such as one to five stars, which a text rarely has in figures
 UNREAD_AMOUNT = re.compile(
     r"\b(?:hundred|thousand|lakh|crore|[mb]illion)s?\b"
     r"|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w{3,5}teen|\w{3,4}ty)"
@@ -105,7 +104,7 @@ def bind_amounts(schema: Schema, text: str) -> tuple[bool, list[str]]:
     places = [
         (pointer, subschema, "dates" if kinds == {"string"} else "numbers" if kinds == {"number"} else "integers")
         for pointer, subschema in walk_narrowable(schema)
-        if not any(keyword in subschema for keyword in SETTLED)
+        if not _is_choice(subschema)
         and (
             (kinds := list_types(subschema) - {"null"}) in ({"number"}, {"integer"})
             or (kinds == {"string"} and subschema.get("format") == "date")
@@ -125,6 +124,16 @@ def bind_amounts(schema: Schema, text: str) -> tuple[bool, list[str]]:
     if len(places) > MAX_PLACES:
         notes[f"only the first {MAX_PLACES} dates and numbers of the schema are limited to those of the text"] = None
     return is_bound, list(notes)
+
+
+def _is_choice(subschema: Schema) -> bool:
+    """Return whether the schema lists the values or gives the two ends of a scale."""
+    low, high = (
+        [end for key in side if isinstance(end := subschema.get(key), int | float) and not isinstance(end, bool)]
+        for side in (LOWER, UPPER)
+    )
+    is_scale = bool(low) and bool(high) and min(high) - max(low) <= MAX_SCALE
+    return is_scale or "enum" in subschema or "const" in subschema
 
 
 class _Reader:

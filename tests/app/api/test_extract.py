@@ -199,7 +199,8 @@ async def test_a_ready_made_schema_goes_by_its_name(server: Server) -> None:
     [
         ({"text": None}, "text"), ({"rows": ["x"]}, "text"), ({"text": " "}, "text"),
         ({"schema": {"type": "x"}}, "schema"),
-        ({"schema": None}, "schema"), ({"max_tokens": 9}, "max_tokens"), ({"options": {"verbtim": True}}, "options"),
+        ({"schema": None}, "schema"), ({"max_tokens": 9}, "max_tokens"), ({"verbatim": True}, "verbatim"),
+        ({"bounds": False}, "bounds"), ({"options": {"verbtim": True}}, "options"),
         ({"options": {"verbatim": 6}}, "options"), ({"text": None, "rows": [{"a": "x"}], "column": "b"}, "column"),
         ({"schema": PERSON | {"x-checks": [{"sum": []}]}}, "schema"), ({"model": "other"}, "model"),
     ],

@@ -138,7 +138,17 @@ def test_a_schema_may_have_a_name_of_its_own(identifier: str) -> None:
     assert mark_grounded(schema, "cost 12.50 and 3").schema["properties"]["sum"]["enum"] == [12.5]
 
 
-def test_an_integer_is_bound_to_the_text_with_the_schema_that_it_has() -> None:
-    schema = {"properties": {"n": {"type": "integer"}, "stars": {"type": "integer", "minimum": 1}}}
+@pytest.mark.parametrize(
+    ("more", "is_bound"),
+    [
+        ({}, True), ({"minimum": 1}, True), ({"exclusiveMinimum": 0, "multipleOf": 2}, True),
+        ({"minimum": -(2**53), "maximum": 2**53}, True), ({"minimum": 0, "exclusiveMinimum": True}, True),
+        ({"minimum": 1, "maximum": 5}, False), ({"minimum": 1, "exclusiveMaximum": 11}, False),
+    ],
+)
+def test_an_integer_is_bound_to_the_text_unless_it_is_on_a_scale(more: dict[str, Any], is_bound: bool) -> None:
+    schema: dict[str, Any] = {"properties": {"n": {"type": "integer", **more}}}
+    if more.get("exclusiveMinimum") is True:
+        schema["$schema"] = "http://json-schema.org/draft-04/schema#"
     bind_amounts(schema, "120 cars")
-    assert 120 in schema["properties"]["n"]["enum"] and "enum" not in schema["properties"]["stars"]
+    assert (120 in schema["properties"]["n"].get("enum", ())) is is_bound
