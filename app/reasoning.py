@@ -123,6 +123,17 @@ async def prepare_prompt(
     return ids, find_thinking(knows, tail, messages, options)
 
 
+def write_output(reasoning: str, content: str, has_channels: bool) -> str:
+    """Return an output that is split into this reasoning and content; without content it ends inside the reasoning."""
+    if not reasoning:
+        return content
+    if has_channels:
+        begun, end = f"<|channel|>analysis<|message|>{reasoning}", f"<|end|>{ASSISTANT}{FINAL}"
+    else:
+        begun, end = f"{OPEN}\n{reasoning}", f"\n{CLOSE}\n\n"
+    return begun + end + content if content else begun
+
+
 def gate_grammar(spec: GrammarSpec, thinking: Thinking, allows_breaks: bool = False) -> GrammarSpec:
     """Return the grammar of an answer that follows the reasoning."""
     begin = None if thinking.is_open or thinking.has_channels else OPEN

@@ -141,6 +141,11 @@ class ModelPool:
         return [self.first, *self.kept.values(), *self._loaded]
 
     @property
+    def engines(self) -> list[Engine]:
+        """The engines of all models that are loaded."""
+        return [each.engine for each in self.contexts]
+
+    @property
     def loaded(self) -> dict[str, ApiContext]:
         """The contexts of the models that are loaded and take new requests, by their names."""
         slots = [slot.context for slot in self.slots.values() if slot.context is not None and not slot.is_gone]

@@ -1,12 +1,13 @@
-"""The header strip: model, state and speed. The page asks for it once a second."""
+"""The header strip: the model that works, its state and speed. The page asks for it once a second."""
 
 from __future__ import annotations
 
 import html
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import gradio as gr
 
@@ -42,35 +43,67 @@ class RateMeter:
         return (after - before) / (end - start) if end > start else 0.0
 
 
-def render_header(engine: Engine, tokens_per_second: float, card: str = "") -> str:
-    """Return the strip as HTML; the card is the tooltip of the model's name."""
-    card = html.escape(card, quote=True)
-    stats = engine.stats()
-    state = STATE_WORDS.get(engine.state) or ("busy" if stats.num_running else "ready")
-    title = html.escape(engine.error or "", quote=True) if engine.state in ("dead", "restarting") else ""
+def render_header(engines: Sequence[Engine], rates: Sequence[float], card: str = "") -> str:
+    """Return the strip as HTML.
+
+    Args:
+        engines: one, or those that are at work.
+        rates: the tokens per second of each.
+        card: the tooltip of the model's name.
+    """
+    first, stats = engines[0], [each.stats() for each in engines]
+    name, rate = first.model_name, sum(rates)
+    if len(engines) > 1:
+        name = f"{len(engines)} models"
+        card = "\n".join(f"{each.model_name}: {own:,.0f} tok/s" for each, own in zip(engines, rates, strict=True))
+    state = STATE_WORDS.get(first.state) or ("busy" if any(each.num_running for each in stats) else "ready")
+    title = html.escape(first.error or "", quote=True) if first.state in ("dead", "restarting") else ""
     return (
         '<div class="strip"><h1 class="brand">Troupe</h1>'
-        f'<a class="model" href="#engine" title="{card}">{html.escape(engine.model_name)}</a>'
+        f'<a class="model" href="#engine" title="{html.escape(card, quote=True)}">{html.escape(name)}</a>'
         f'<span class="state {state}" title="{title}"><i></i>{state}</span>'
-        f'<span class="figure"><b>{tokens_per_second:,.0f}</b> tok/s</span>'
+        f'<span class="figure"><b>{rate:,.0f}</b> tok/s</span>'
         '<button type="button" class="theme" title="Switch between light and dark">'
         '<span class="visually-hidden">Light or dark</span>◐</button></div>'
     )
 
 
-def build_header(engine: Engine) -> None:
+class Header:
+    """The strip of one server: of the models that work now, or of the first one.
+
+    Args:
+        list_engines: returns the engines that are loaded, the first one first.
+    """
+
+    def __init__(self, list_engines: Callable[[], Sequence[Engine]]) -> None:
+        self._list_engines = list_engines
+        self._meters: WeakKeyDictionary[Engine, RateMeter] = WeakKeyDictionary()
+        self._cards: WeakKeyDictionary[Engine, str] = WeakKeyDictionary()  # once an engine has started
+
+    def draw(self) -> str:
+        """Return the strip as it is now. The rate of a model lasts a little longer than its work."""
+        engines = self._list_engines()
+        rates = [
+            self._meters.setdefault(each, RateMeter()).update(each.stats().generation_tokens) for each in engines
+        ]
+        working = [at for at, each in enumerate(engines) if rates[at] > 0 or each.stats().num_running] or [0]
+        first = engines[working[0]]
+        if first not in self._cards and first.state == "ready":
+            facts = first.describe_model().list_facts()
+            self._cards[first] = "\n".join(f"{name}: {fact}" for name, fact in facts)
+        return render_header([engines[at] for at in working], [rates[at] for at in working], self._cards.get(first, ""))
+
+
+def build_header(list_engines: Callable[[], Sequence[Engine]]) -> None:
     """Put the strip on the page."""
-    meter = RateMeter()
-    cards: list[str] = []  # one, once the engine has started
+    header = Header(list_engines)
 
     async def refresh(_: Any = None) -> str:
         # On the event loop, as all that reads the engine: Gradio runs other functions in threads.
-        if not cards and engine.state == "ready":
-            cards.append("\n".join(f"{name}: {fact}" for name, fact in engine.describe_model().list_facts()))
-        return render_header(engine, meter.update(engine.stats().generation_tokens), *cards)
+        return header.draw()
 
     # Not a timer of Gradio's: its events pass through the state of all components.
     gr.HTML(
-        render_header(engine, 0), elem_id="strip", container=False, padding=False,
+        header.draw(), elem_id="strip", container=False, padding=False,
         js_on_load=read_script("polish"), server_functions=[refresh],
     )

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from app.concurrency import cancel_all
-from app.reasoning import Thinking
+from app.reasoning import Thinking, write_output
+from app.ui.chat.conversation import Written
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
 from app.ui.pacing import HEARTBEAT_S
 from engine import Engine, RequestOutput
@@ -31,7 +31,7 @@ SAVE_S = 1.0
 # An answer loops when it ends in four copies of at most so many characters, and at least so many characters are copies.
 MAX_PERIOD, NUM_COPIES, MIN_LOOP_CHARS = 400, 4, 60
 PERIODS = range(1, MAX_PERIOD + 1)
-HEADING = re.compile(r"\n\n\*\*[^*\n]+\*\*\n\n")
+Outputs = Mapping[str, RequestOutput]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -39,16 +39,19 @@ class Answer:
     """One answer, as far as it has been generated.
 
     Attributes:
-        before: the text that the answer goes on with; the output has what follows it.
-        thinking: how the text is split into reasoning and content; None if all of it is content.
+        names: the models that answer.
+        before: by model, the reasoning and the content that its answer goes on with.
+        outputs: by model, what it has written so far, with what was before.
+        thinking: by model, how its text is split into reasoning and content; None if all of it is content.
         write: begins to write the answer into the store; `written` is the last writing.
         ended: when it ended, by the clock of Answers.
     """
 
     answer_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
-    before: str = ""
-    output: RequestOutput | None = None
-    thinking: Thinking | None = None
+    names: Sequence[str] = ("",)
+    before: Mapping[str, Written] = field(default_factory=dict)
+    outputs: Mapping[str, RequestOutput] = field(default_factory=dict)
+    thinking: dict[str, Thinking | None] = field(default_factory=dict)
     problem: Explanation | None = None
     write: Callable[[], Future[Any]] | None = None
     written: Future[Any] | None = None
@@ -60,6 +63,16 @@ class Answer:
     @property
     def is_over(self) -> bool:
         return self.ended is not None
+
+    def read(self, name: str) -> str:
+        """Return the output of a model so far."""
+        output = self.outputs.get(name)
+        return self.write_before(name) if output is None else output.outputs[0].text
+
+    def write_before(self, name: str) -> str:
+        """Return the output that the answer of a model goes on with."""
+        thinking = self.thinking.get(name)
+        return write_output(*self.before.get(name, ("", "")), thinking is not None and thinking.has_channels)
 
     def stop(self) -> None:
         """End the answer and abort its requests; the text so far stays."""
@@ -100,7 +113,7 @@ class Answers:
         self._clock = clock
         self._kept: dict[str, Answer] = {}
 
-    def begin(self, answer: Answer, stream: AsyncGenerator[RequestOutput | None]) -> None:
+    def begin(self, answer: Answer, stream: AsyncGenerator[Outputs | None]) -> None:
         self._kept[answer.answer_id] = answer
         self._drop_old()
         answer._task = asyncio.create_task(self._read(answer, stream))
@@ -119,14 +132,14 @@ class Answers:
             if number >= MAX_KEPT or (answer.ended or 0) < oldest:
                 self._kept.pop(answer.answer_id, None)
 
-    async def _read(self, answer: Answer, stream: AsyncGenerator[RequestOutput | None]) -> None:
+    async def _read(self, answer: Answer, stream: AsyncGenerator[Outputs | None]) -> None:
         saved = time.monotonic()
         try:
             # Leaving the block closes the stream, which aborts the engine's request.
             async with aclosing(stream):
-                async for output in stream:
-                    if output is not None:
-                        answer.output = output
+                async for outputs in stream:
+                    if outputs is not None:
+                        answer.outputs = outputs
                         answer.change()
                         if time.monotonic() - saved >= SAVE_S:
                             saved = time.monotonic()
@@ -143,7 +156,7 @@ class Answers:
         answer.change()
 
 
-async def join_streams(streams: Mapping[str, AsyncGenerator[RequestOutput]]) -> AsyncGenerator[RequestOutput]:
+async def join_streams(streams: Mapping[str, AsyncGenerator[RequestOutput]]) -> AsyncGenerator[Outputs]:
     """Yield all answers so far under their names whenever one grows; closing this closes the streams."""
     latest: dict[str, RequestOutput] = {}
     reads = {asyncio.ensure_future(anext(stream)): name for name, stream in streams.items()}
@@ -152,41 +165,19 @@ async def join_streams(streams: Mapping[str, AsyncGenerator[RequestOutput]]) -> 
             done, _ = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
             for read in done:
                 name = reads.pop(read)
-                latest[name] = read.result()
-                if not latest[name].finished:
+                with suppress(StopAsyncIteration):
+                    latest[name] = read.result()
                     reads[asyncio.ensure_future(anext(streams[name]))] = name
-            yield join_outputs({name: latest[name] for name in streams if name in latest}, is_over=not reads)
+            yield dict(latest)
     finally:
         await cancel_all(reads)
         for stream in streams.values():
             await stream.aclose()
 
 
-def join_outputs(outputs: Mapping[str, RequestOutput], is_over: bool) -> RequestOutput:
-    """Return one output with the texts of all, and without token probabilities."""
-    first = next(iter(outputs.values()))
-    choices = {name: output.outputs[0] for name, output in outputs.items()}
-    text = "\n\n".join(f"**{name}**\n\n{choice.text}" for name, choice in choices.items())
-    token_ids = [token_id for choice in choices.values() for token_id in choice.token_ids]
-    reasons = {choice.finish_reason for choice in choices.values()}
-    reason = "length" if "length" in reasons else first.outputs[0].finish_reason
-    whole = replace(
-        first.outputs[0], text=text, token_ids=token_ids, logprobs=None, finish_reason=reason if is_over else None
-    )
-    return replace(first, outputs=[whole], finished=is_over)
-
-
-def split_joined(text: str, names: Sequence[str]) -> dict[str, str]:
-    """Return what each model wrote of a text that `join_outputs` made; of another text, all of it for each model."""
-    heading = re.compile(rf"(?:\A|\n\n)\*\*({'|'.join(map(re.escape, names))})\*\*\n\n")
-    start, *parts = heading.split(text)
-    found = dict(zip(parts[::2], parts[1::2], strict=True))
-    return {name: start if start else found.get(name, "") for name in names}
-
-
 def is_looping(text: str) -> bool:
-    """Return whether the text, or one model's part of it, ends in copies of the same words."""
-    return any(_ends_in_copies(part.rstrip(), period) for part in HEADING.split(text) for period in PERIODS)
+    """Return whether the text ends in copies of the same words."""
+    return any(_ends_in_copies(text.rstrip(), period) for period in PERIODS)
 
 
 def _ends_in_copies(text: str, period: int) -> bool:

@@ -2,6 +2,7 @@
 
 An answer is followed by a quiet line of figures, a message with a title; it, reasoning and failed turns are
 not part of what the model reads. A question is followed by its files, folded messages whose titles are their names.
+Where several models answer, each has three messages: its name with its reasoning, its answer, its figures.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from app.ui.explain import Explanation
 
 Message = dict[str, Any]
 History = list[Message]
+Written = tuple[str, str]  # the reasoning and the content of a model's answer
 
 ERROR_ID = "error"
 REASONING_ID = "reasoning"
 FILE_ID = "file"
+MODEL_ID = "model:"  # before the name of one of several models
 MAX_SHOWN_CHARS = 4000  # of a file
 MARKDOWN = re.compile(r"[\\`*_\[\]<>#$~|]")
 # Code, formulas in brackets, and what may be a formula between single dollars.
@@ -99,6 +102,35 @@ def end_reasoning(messages: list[Message]) -> list[Message]:
         return messages
     folded = {**metadata, "title": "**Reasoning**", "status": "done"}
     return [*messages[:-1], {**messages[-1], "metadata": folded}, answer_message("")]
+
+
+def compared_messages(
+    name: str, text: str, thinking: Thinking | None, figures: Message, is_over: bool
+) -> list[Message]:
+    """Return the answer of one of several models, always as three messages, which style.css sets below each other."""
+    *reasoning, answer = answer_messages(text, thinking) or [answer_message("")]
+    metadata = {"id": MODEL_ID + name, "status": "done"}
+    if answer.get("metadata"):  # it ends in the reasoning
+        reasoning, answer = [answer], answer_message("")
+        metadata["status"] = "done" if is_over else "pending"
+    title = MARKDOWN.sub(r"\\\g<0>", name)
+    # Reasoning opens, so its title is bold; see answer_messages.
+    metadata["title"] = f"**{title}: reasoning**" if reasoning else f"*{title}*"
+    content = reasoning[0]["content"] if reasoning else ""
+    return [{"role": "assistant", "content": content, "metadata": metadata}, answer, figures]
+
+
+def read_answers(history: History) -> dict[str, Written]:
+    """Return what each model wrote in the messages of one answer, by name; under "" what a model alone wrote."""
+    answers, name, reasoning = {}, "", ""
+    for message in history:
+        metadata, text = message.get("metadata") or {}, read_text(message["content"])
+        key = str(metadata.get("id"))
+        if key == REASONING_ID or key.startswith(MODEL_ID):
+            name, reasoning = key.removeprefix(MODEL_ID) if key != REASONING_ID else "", text
+        elif not metadata:
+            answers[name] = (reasoning, text)
+    return answers
 
 
 def lay_out(history: History) -> History:
@@ -231,11 +263,20 @@ def read_text(content: Any) -> str:
     return "".join(read_text(block) for block in content or [])
 
 
-def to_model_messages(history: History, system_prompt: str) -> list[dict[str, Any]]:
-    """Return the messages for the model, without figures and failed turns; images as {"type", "path"}."""
+def to_model_messages(history: History, system_prompt: str, name: str = "") -> list[dict[str, Any]]:
+    """Return the messages for the model, without figures and failed turns; images as {"type", "path"}.
+
+    Args:
+        name: the model; where several have answered, it reads its own answer, or the first one.
+    """
     messages: list[dict[str, Any]] = []
+    other = ""  # the model of several whose answer comes
     for message in history:
         metadata = message.get("metadata") or {}
+        if message["role"] == "user":
+            other = ""
+        elif str(metadata.get("id")).startswith(MODEL_ID):
+            other = metadata["id"].removeprefix(MODEL_ID)
         if metadata.get("id") == ERROR_ID:
             # Drop its question too, because a template may require alternating turns.
             if messages and messages[-1]["role"] == "user":
@@ -243,6 +284,10 @@ def to_model_messages(history: History, system_prompt: str) -> list[dict[str, An
         elif is_file(message) and messages and messages[-1]["role"] == "user":
             _attach(messages, f"{metadata['title']}\n{fence(message['content'])}")
         elif not metadata.get("title"):
+            if other and messages and messages[-1]["role"] == "assistant":
+                if other != name:
+                    continue
+                messages.pop()
             text = read_text(message["content"])
             images = [{"type": "image", "path": path} for path in list_image_paths(message["content"])]
             content = [*images, {"type": "text", "text": text}] if images else text

@@ -19,16 +19,19 @@ import gradio as gr
 
 from app.api.model_pool import ModelPool
 from app.extraction.choices import describe_position
-from app.reasoning import Thinking, gate_grammar, prepare_prompt
+from app.reasoning import OPEN, Thinking, gate_grammar, prepare_prompt
 from app.store import Store, StoreError
 from app.ui.chat import store as chats
-from app.ui.chat.answers import Answer, Answers, is_looping, join_streams, split_joined
+from app.ui.chat.answers import Answer, Answers, Outputs, is_looping, join_streams
 from app.ui.chat.attachments import is_image, load_images, read_files
 from app.ui.chat.branches import Node, find_place, join
 from app.ui.chat.conversation import (
     History,
+    Message,
+    Written,
     answer_message,
     answer_messages,
+    compared_messages,
     end_reasoning,
     error_message,
     figures_message,
@@ -36,6 +39,7 @@ from app.ui.chat.conversation import (
     lay_out,
     list_image_paths,
     pending_message,
+    read_answers,
     read_text,
     take_back,
     to_model_messages,
@@ -52,6 +56,7 @@ from app.ui.pacing import pace
 from engine import Engine, InvalidRequest, RequestOutput, SamplingParams
 
 WAITING = "…"
+EMPTY: Mapping[str, Written] = {}
 # Number of an answer's first tokens that can be inspected.
 MAX_INSPECTED = 1024
 REMOVED = "This chat was removed in another tab, so nothing was sent. Begin a new chat."
@@ -156,8 +161,7 @@ class ChatRun:
         if Settings(*values).grammar_kind != "none":
             return _report("Not continued, because a grammar begins anew. Raise Max tokens, and ask again.")
         *path, last = path
-        written = "".join(message["content"] for message in to_model_messages(last.messages, ""))
-        return await self._begin_again(path, [], thread, request, values, written)
+        return await self._begin_again(path, [], thread, request, values, read_answers(last.messages))
 
     async def edit(self, history: History, data: gr.EditData, request: gr.Request, *rest: Any) -> Begun:
         """Ask an edited question and keep the old one as another version. Does nothing while another turn runs."""
@@ -225,7 +229,7 @@ class ChatRun:
 
     async def _begin_again(
         self, path: list[Node], question: History, thread: Thread | None, request: gr.Request, values: Sequence[Any],
-        before: str = "",
+        before: Mapping[str, Written] = EMPTY,
     ) -> Begun:
         """Begin a turn in the place of an earlier one: the page gets the history up to the question."""
         asked = [*join(path), *question]
@@ -234,10 +238,12 @@ class ChatRun:
 
     async def _begin(
         self, path: Sequence[Node], question: History, num_shown: int, thread: Thread | None,
-        request: gr.Request, values: Sequence[Any], before_answer: str = "",
+        request: gr.Request, values: Sequence[Any], written: Mapping[str, Written] = EMPTY,
     ) -> Begun:
         settings, owner = Settings(*values), find_owner(request)
-        answer, chat_id = Answer(before=before_answer), thread["id"] if thread is not None else chats.make_id()
+        names = settings.models or [self.engine.model_name]
+        answer = Answer(names=names, before={name: written.get(name) or written.get("") or ("", "") for name in names})
+        chat_id = thread["id"] if thread is not None else chats.make_id()
         nodes = [Node(chats.make_id(), path[-1].id if path else None, question)] if question else []
         before = [*path, *nodes][-1].id
         pending = [answer_message(""), pending_message(answer.answer_id)]
@@ -248,8 +254,8 @@ class ChatRun:
             return _report(f"Not sent: {error}.")
 
         def save() -> Any:
-            written = conclude(answer) if answer.is_over else [*write(answer), pending[1]]
-            return self.store.start(chats.put_node, owner, chat_id, Node(answer.answer_id, before, written))
+            messages = conclude(answer) if answer.is_over else [*write(answer), pending[1]]
+            return self.store.start(chats.put_node, owner, chat_id, Node(answer.answer_id, before, messages))
 
         answer.write = save
         asked = [*join(path), *question]
@@ -285,23 +291,19 @@ class ChatRun:
 
     async def _generate(
         self, answer: Answer, history: History, settings: Settings, session: str
-    ) -> AsyncGenerator[RequestOutput | None, None]:
-        names = settings.models or [self.engine.model_name]
-        before = split_joined(answer.before, names) if len(names) > 1 else {names[0]: answer.before}
-        streams = {
-            name: self._generate_by(name, answer, before[name], history, settings, session) for name in names
-        }
-        stream = join_streams(streams) if len(names) > 1 else streams[names[0]]
-        async with aclosing(pace(stream, self.interval_s)) as outputs:
-            async for output in outputs:
-                yield output
+    ) -> AsyncGenerator[Outputs | None, None]:
+        streams = {name: self._generate_by(name, answer, history, settings, session) for name in answer.names}
+        async with aclosing(pace(join_streams(streams), self.interval_s)) as changes:
+            async for outputs in changes:
+                yield outputs
 
     async def _generate_by(
-        self, name: str, answer: Answer, before: str, history: History, settings: Settings, session: str
+        self, name: str, answer: Answer, history: History, settings: Settings, session: str
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the outputs of one model; their texts begin with the text `before` that the answer goes on with."""
+        """Yield the outputs of one model; their texts begin with the text that the answer goes on with."""
         async with self.models.hold(name) as (engine, lora_request):
-            prompt_ids, params = await self._prepare(engine, answer, before, history, settings)
+            prompt_ids, params = await self._prepare(engine, answer, name, history, settings)
+            before = answer.write_before(name)
             # A separate cache salt, so that one visitor's prompts never show in another's cache timings.
             stream = engine.generate(
                 prompt_ids, params, cache_salt=f"session-{session}", priority=int(settings.priority),
@@ -313,27 +315,35 @@ class ChatRun:
                     yield replace(output, outputs=[replace(written, text=before + written.text)]) if before else output
 
     async def _prepare(
-        self, engine: Engine, answer: Answer, before: str, history: History, settings: Settings
+        self, engine: Engine, answer: Answer, name: str, history: History, settings: Settings
     ) -> tuple[list[int], SamplingParams]:
         tokenizer = engine.tokenizer
         if tokenizer is None:
             raise InvalidRequest("this engine runs without a tokenizer and has no chat")
-        messages, thinking = to_model_messages(history, settings.system_prompt), None
+        messages, thinking = to_model_messages(history, settings.system_prompt, name), None
+        reasoning, content = answer.before[name]
         options: dict[str, Any] = {}
-        if before:
-            messages.append({"role": "assistant", "content": before})
+        if content and not reasoning:
+            messages.append({"role": "assistant", "content": content})
             options = {"add_generation_prompt": False, "continue_final_message": True}
         if tokenizer.has_chat_template:
             messages = await asyncio.to_thread(load_images, messages)
             choices = await self.find_choices(engine)
-            options |= choices.make_options(settings.thinks, settings.effort)
+            options |= choices.make_options(settings.thinks or bool(reasoning), settings.effort)
             prompt_ids, thinking = await prepare_prompt(engine, choices.knows, messages, **options)
             # Some models reason even when it is switched off.
-            is_shown = settings.thinks or not choices.has_switch
-            answer.thinking = thinking if is_shown else replace(thinking or Thinking(is_open=False), is_shown=False)
+            is_shown = settings.thinks or bool(reasoning) or not choices.has_switch
+            split = thinking if is_shown else replace(thinking or Thinking(is_open=False), is_shown=False)
+            answer.thinking[name] = split
+            if reasoning:
+                # Templates drop or close the reasoning of a message; behind a new answer's prompt it goes on as it was.
+                written = answer.write_before(name)
+                opened = f"{OPEN}\n" if split is not None and split.is_open else ""
+                more = await engine.encode(written.removeprefix(opened), add_special_tokens=False)
+                prompt_ids = [*prompt_ids, *more]
         else:
             text = "\n\n".join(m["content"] for m in messages)
-            prompt_ids = await engine.encode(text if before else f"{text}\n\n")
+            prompt_ids = await engine.encode(text if content else f"{text}\n\n")
         params = make_sampling_params(settings, len(prompt_ids), engine.resolved.max_model_len)
         if thinking is not None:
             # The end mark of reasoning may be a special token, and a grammar begins after it.
@@ -350,22 +360,39 @@ def is_running(turn: Turn | None) -> bool:
 
 def write(answer: Answer) -> History:
     """Return the messages of an answer so far; none before its first token."""
-    written = answer.before if answer.output is None else answer.output.outputs[0].text
-    return [] if answer.output is None and not written else answer_messages(written, answer.thinking)
+    texts = {name: answer.read(name) for name in answer.names}
+    if len(texts) > 1:
+        return [
+            message
+            for name, text in texts.items()
+            for message in compared_messages(
+                name, text, answer.thinking.get(name), describe(answer, name), answer.is_over
+            )
+        ]
+    ((name, text),) = texts.items()
+    return answer_messages(text, answer.thinking.get(name)) if text or name in answer.outputs else []
 
 
 def conclude(answer: Answer) -> History:
     """Return the messages of an answer that has ended, with its figures or its error."""
-    output = answer.output
+    is_compared = len(answer.names) > 1
+    written = write(answer) if is_compared else end_reasoning(write(answer))
     if answer.problem is not None:
-        return [*end_reasoning(write(answer)), error_message(answer.problem)]
+        return [*written, error_message(answer.problem)]
+    return written if is_compared else [*written, describe(answer, answer.names[0])]
+
+
+def describe(answer: Answer, name: str) -> Message:
+    """Return the figures of one model."""
+    output = answer.outputs.get(name)
     if output is None:
-        return [answer_message(answer.before), figures_message("stopped", answer.answer_id)]
-    figures = describe_output(output)
-    line = figures if output.finished else f"{figures} · stopped"
-    if not line.endswith("complete") and is_looping(output.outputs[0].text):
+        return figures_message("stopped" if answer.is_over else "waiting", answer.answer_id)
+    line = describe_output(output)
+    if answer.is_over and not output.finished:
+        line += " · stopped"
+    if answer.is_over and not line.endswith("complete") and is_looping(output.outputs[0].text):
         line += ": it repeated itself"
-    return [*end_reasoning(write(answer)), figures_message(line, answer.answer_id)]
+    return figures_message(line, answer.answer_id)
 
 
 def show(path: Sequence[Node]) -> History:
@@ -378,7 +405,8 @@ def inspect(history: History, answer: Answer | None) -> dict[str, Any]:
 
     As text, because Gradio traverses lists and dictionaries on the event loop: 70 ms for a thousand tokens.
     """
-    shown, output = describe_tokens(history), None if answer is None else answer.output
+    shown = describe_tokens(history)
+    output = answer.outputs.get(answer.names[0]) if answer is not None and len(answer.names) == 1 else None
     if answer is None or output is None or not output.outputs[0].logprobs:
         return shown
     positions = output.outputs[0].logprobs[:MAX_INSPECTED]

@@ -28,6 +28,7 @@ from app.ui.chat.history import (
 from app.ui.chat.run import ChatRun, Turn, first_index, inspect, is_running, open_composer, show
 from app.ui.chat.settings import Settings, build_settings, restore_settings, show_grammar, show_thinking
 from app.ui.chat.thinking import ThinkingChoices
+from app.ui.chat.welcome import welcome
 from app.ui.owner import describe_keeping, find_owner
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.scripts import keep_touched, read_kept, read_script
@@ -85,13 +86,11 @@ class ChatTab(ChatRun):
     """One chat on one engine; the page's state is which chat and which version of it the page shows."""
 
     def __init__(
-        self, engine: Engine, welcome: str, examples: list[str], store: Store,
-        defaults: Settings | None = None, interval_s: float = UPDATE_INTERVAL_S, pool: ModelPool | None = None,
+        self, engine: Engine, store: Store, defaults: Settings | None = None,
+        interval_s: float = UPDATE_INTERVAL_S, pool: ModelPool | None = None,
     ) -> None:
         super().__init__(engine, store, interval_s, pool)
         self.defaults = defaults or Settings()
-        self.welcome = welcome
-        self.examples = examples
 
     def build(self, demo: gr.Blocks) -> None:
         """Put the tab's components on the page and connect them."""
@@ -122,6 +121,7 @@ class ChatTab(ChatRun):
         thinks: Any = settings[THINKS]
         self.choosing, self.thinking = [answering, thinks], [thinks, settings[EFFORT]]
         gr.on([answering.change, thinks.change], self.offer_thinking, self.choosing, self.thinking, **AT_ONCE)
+        answering.change(self.welcome, answering, self.chatbot, **AT_ONCE)
         kind: Any = settings[GRAMMAR_KIND]
         kind.change(show_chip, kind, chip, **AT_ONCE)
         free = ("none", gr.update(**show_grammar("none")))
@@ -145,10 +145,11 @@ class ChatTab(ChatRun):
 
     def _build_messages(self) -> tuple[gr.Chatbot, gr.Chatbot]:
         """Two chatbots, history and growing turn, so that a new token does not redraw the history."""
+        text, examples = welcome(self.models)
         chatbot = gr.Chatbot(
             elem_id="chatbot", show_label=False, container=False, height=None, layout="bubble",
-            editable="user", buttons=["copy"], feedback_options=None, placeholder=self.welcome,
-            examples=[{"text": text} for text in self.examples], allow_tags=False, latex_delimiters=LATEX,
+            editable="user", buttons=["copy"], feedback_options=None, placeholder=text,
+            examples=[{"text": example} for example in examples], allow_tags=False, latex_delimiters=LATEX,
         )
         growing = gr.Chatbot(
             elem_id="growing", show_label=False, container=False, height=None, layout="bubble", buttons=[],
@@ -246,6 +247,11 @@ class ChatTab(ChatRun):
     async def offer_models(self) -> Any:
         """Offer the models that are here now: one may have been fetched since the page was opened."""
         return gr.update(choices=[(name, name) for name in await self.models.list_here()])
+
+    async def welcome(self, names: list[str]) -> Any:
+        """Say in the empty chat which models answer."""
+        text, examples = welcome(self.models, names)
+        return gr.update(placeholder=text, examples=[{"text": example} for example in examples])
 
     async def offer_thinking(self, names: list[str], thinks: bool) -> tuple[Any, Any]:
         """Show the settings of reasoning that the chosen models take; one that is not loaded is not asked."""

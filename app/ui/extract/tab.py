@@ -51,6 +51,13 @@ DEMO_NOTE = (
 )
 # The project that this browser tab had open, and the text that was typed since; whether the page was opened here by
 # somebody who has neither: the proof is not for others.
+# The example that the page has read by itself shows its evidence, unless a person has begun to edit the text.
+SHOW_EVIDENCE = """() => {
+const [text, evidence] = ["Text", "Evidence"].map((name) =>
+  [...document.querySelectorAll('#source-tabs [role="tab"]')].find((tab) => tab.textContent.trim() === name));
+if (text?.ariaSelected !== "true" || document.activeElement?.matches("#source textarea")) return;
+if (document.querySelector("#extract mark")) evidence.click();
+}"""
 READ_OPENING = """(...inputs) => {
 const read = (key) => { try { return sessionStorage.getItem(key) || ""; } catch { return ""; } };
 const project = read("troupe-project"), draft = read("troupe-draft #source textarea");
@@ -183,7 +190,8 @@ class ExtractTab(ExtractRun):
         file.append(self.to_batch)
         inputs = [self.text, panel.code, panel.problem, *settings, self.opened, self.reader.dropdown]
         proved = [*ran, *file, *panel.views]
-        demo.load(self.open, self.kept, [*proved, self.project], js=READ_OPENING, **quiet)
+        opening = demo.load(self.open, self.kept, [*proved, self.project], js=READ_OPENING, **quiet)
+        opening.then(None, js=SHOW_EVIDENCE, **at_once)
         demo.load(self.list_recent, None, self.recent, **at_once)
         self.recent.list(self.list_recent, None, self.recent, **at_once)
         self.recent.pick(self.reopen, None, [*proved, self.project, self.kept], **at_once).then(
@@ -303,7 +311,8 @@ class ExtractTab(ExtractRun):
         running = self.run(picked[self.text], schema, None, True, False, "", "", picked[self.opened], model, request)
         async with aclosing(running) as updates:
             async for update in updates:
-                yield update
+                # SHOW_EVIDENCE opens the tab, because only the page knows whether the text is being edited.
+                yield {block: value for block, value in update.items() if block is not self.source_tabs}
 
     async def pick_sample(self, name: str, request: gr.Request) -> Update:
         """Show an example text with its schema, in place of text and record; its heading changes nothing."""

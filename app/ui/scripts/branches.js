@@ -32,8 +32,9 @@ const place = () => {
 // A button behind the figures of the last answer, if that was cut off or stopped.
 const more = make("button", { type: "button", class: "go-on", onclick: () => trigger("go_on") }, "Continue");
 const offerMore = () => {
-  const row = [...document.querySelectorAll("#chatbot .message-row")].at(-1), line = row?.querySelector(".thought-group");
-  const isCut = /cut off at the token limit|\bstopped\b/.test(line?.textContent) && !document.querySelector("#growing .message-row");
+  const row = [...document.querySelectorAll("#chatbot .message-row")].at(-1);
+  const line = [...row?.querySelectorAll(".thought-group > .title") ?? []].findLast(({ textContent }) => /cut off at the token limit|\bstopped\b/.test(textContent))?.parentElement;
+  const isCut = line && !document.querySelector("#growing .message-row");
   if (!isCut) more.remove();
   else if (line.nextSibling !== more) line.after(more);
 };

@@ -138,7 +138,7 @@ const show = async (id) => {
 
 const take = () => {
   const { ids = [], id, steps: fresh } = props.value || {};
-  answers = ids.filter((each) => each && !["reasoning", "file"].includes(each));
+  answers = [...new Set(ids.filter((each) => each && !/^(reasoning|file|model:.*)$/.test(each)))];
   if (id && fresh && !memory.has(id)) keep(id, JSON.parse(fresh));
   show(answers.at(-1) ?? null);
 };

@@ -14,12 +14,20 @@ const writeKept = (key, value) => {
   }
   return true;
 };
-// A note that stays until it is closed, over whatever is open.
+// A note that stays until it is closed, or the next message is entered: above the text box of the chat if that is in
+// sight, else over whatever is open.
 const warn = (text) => {
-  const note = document.querySelector("body > .page-note") || document.createElement("p");
-  Object.assign(note, { className: "page-note", textContent: text, title: "Close", onclick: () => note.remove() });
-  note.setAttribute("role", "alert");
-  document.body.append(note);
+  document.querySelector(".page-note")?.remove();
+  const note = document.createElement("p"), words = document.createElement("span"), button = document.createElement("button");
+  const composer = document.querySelector("#composer");
+  Object.assign(button, { type: "button", textContent: "×", title: "Close", onclick: () => note.remove() });
+  button.setAttribute("aria-label", "Close the note");
+  Object.assign(note, { className: "page-note" }).setAttribute("role", "alert");
+  words.textContent = text;
+  note.append(words, button);
+  if (composer?.offsetParent) composer.before(note);
+  else document.body.append(note);
+  document.addEventListener("entered", button.onclick, { once: true });
 };
 
 // The server keeps the chats; each tab remembers which one it shows: null in a new tab, "" for an empty chat.

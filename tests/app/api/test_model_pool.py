@@ -25,6 +25,8 @@ from app.api.model_pool import choose_roles
 from app.config import AppConfig, UsageError
 from app.extraction.sources import Source, dump_source
 from app.store import Store
+from app.ui.chat.conversation import read_answers, to_model_messages
+from app.ui.chat.run import conclude
 from app.ui.chat.settings import Settings
 from app.ui.chat.tab import ChatTab
 from app.ui.models import ModelPanel
@@ -362,15 +364,25 @@ async def test_requests_to_three_models_in_random_order_get_the_texts_of_each_mo
 
 
 async def test_the_chat_is_answered_by_the_models_that_a_person_chose(several: Server) -> None:
-    tab = ChatTab(several.pool.first.engine, "", [], Store(), interval_s=0, pool=several.pool)
+    tab = ChatTab(several.pool.first.engine, Store(), interval_s=0, pool=several.pool)
     assert {"fake", "a", "best", "bad"} <= set(await tab.models.list_here())
+    greetings = [(await tab.welcome(names))["placeholder"] for names in ([], ["fake"], ["a"], ["fake", "a"])]
+    assert greetings[0] == greetings[1] and "**fake** and **a**" in greetings[3]
+    assert "fake" not in greetings[2] and "is loaded when you ask" in greetings[2]
     request = SimpleNamespace(session_hash="abc", request=None)
-    for models, words in ((["a"], "a"), (["b", "a"], "**b**\n\nb\n\n**a**\n\na"), ([], "You said"), (["bad"], "")):
+    for models, words in ((["a"], ["a"]), (["b", "a"], ["b", "a"]), ([], ["You said"]), (["bad"], [])):
         settings = asdict(Settings(models=models, max_tokens=64)).values()
         turn = (await tab.send({"text": "hello", "files": []}, request, None, None, *settings))[4]  # type: ignore[arg-type]
         await wait_until(lambda turn=turn: turn.answer.is_over)
         if words:
-            assert turn.answer.output.outputs[0].text.startswith(words)
+            answer = turn.answer
+            assert all(map(str.startswith, map(answer.read, answer.names), words))
+            if len(models) == 2:  # each has its figures, and reads its own answer again
+                titles = [message["metadata"]["title"] for message in conclude(answer) if "metadata" in message]
+                assert titles[::2] == ["*b*", "*a*"] and all("complete" in title for title in titles[1::2])
+                read = [to_model_messages(conclude(answer), "", name)[0]["content"][0] for name in ("a", "b", "c")]
+                assert read == ["a", "b", "b"]
+                assert [each[1][0] for each in read_answers(conclude(answer)).values()] == ["b", "a"]
         else:
             assert "'bad' could not be loaded: the weights of" in turn.answer.problem.why
 

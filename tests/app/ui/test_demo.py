@@ -12,7 +12,7 @@ from app.api.context import ApiContext
 from app.config import AppConfig
 from app.ui import make_demo, mount_options
 from app.ui.api_hint import find_page_url, make_snippets
-from app.ui.demo import describe_model
+from app.ui.chat.welcome import describe_model
 from app.ui.theme import STYLE_SHEET
 from engine import EngineConfig
 from tests.fakes import FakeEngine

@@ -1,17 +1,28 @@
 """The strip shows model, device, state and load, and a steady rate."""
 
-from app.ui.header import RateMeter, render_header
+from app.ui.header import Header, RateMeter, render_header
+from engine import EngineConfig
 from tests.fakes import FakeEngine, FakeRequest
 
 
 def test_the_strip_shows_model_state_and_speed() -> None:
     engine = FakeEngine()
     engine.requests.append(FakeRequest("r", "", None, {}))
-    strip = render_header(engine, 1234.6)
+    strip = render_header([engine], [1234.6])
     assert all(part in strip for part in ("fake", "busy", "<b>1,235</b> tok/s"))
-    assert "loading" in render_header(FakeEngine(state="starting"), 0)
-    crashed = render_header(FakeEngine(state="restarting", error='boom "<b>"'), 0)
+    assert "loading" in render_header([FakeEngine(state="starting")], [0])
+    crashed = render_header([FakeEngine(state="restarting", error='boom "<b>"')], [0])
     assert "boom &quot;&lt;b&gt;&quot;" in crashed
+
+
+def test_the_strip_shows_the_models_that_work() -> None:
+    first, other = FakeEngine(), FakeEngine(config=EngineConfig(model="some/model", served_model_name="other"))
+    header = Header(lambda: [first, other])
+    assert ">fake<" in header.draw()
+    other.requests.append(FakeRequest("r", "", None, {}))
+    assert ">other<" in (strip := header.draw()) and "busy" in strip
+    first.requests.append(FakeRequest("r", "", None, {}))
+    assert ">2 models<" in (strip := header.draw()) and "other: 0 tok/s" in strip
 
 
 def test_the_rate_is_a_mean_over_the_window() -> None:

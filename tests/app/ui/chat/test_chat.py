@@ -31,7 +31,7 @@ SLOW_S = 0.05
 
 def make_tab(**options: Any) -> tuple[ChatTab, FakeEngine]:
     engine = FakeEngine(reply=lambda prompt: "fine, thanks", **options)
-    return ChatTab(engine, "welcome", [], Store(), interval_s=0), engine
+    return ChatTab(engine, Store(), interval_s=0), engine
 
 
 async def seed(tab: ChatTab, messages: Any = TURN) -> Any:
@@ -343,7 +343,7 @@ async def test_a_lost_server_leaves_the_answer_so_far(monkeypatch: pytest.Monkey
     turn, updates = await begin_writing(tab)
     for _ in range(3):
         await anext(updates)
-    other = ChatTab(FakeEngine(), "welcome", [], tab.store)
+    other = ChatTab(FakeEngine(), tab.store)
     history, *_, turn = (await open_chat(other, turn.thread["id"]))[:8]
     assert turn is None and history[-1]["metadata"]["title"] == "stopped"
     text = read_text(history[1]["content"])
@@ -359,7 +359,7 @@ async def test_a_chat_that_is_left_gets_its_answer_and_the_next_one_gets_nothing
     history, composer = await finish(tab, turn, updates)
     assert history == composer == gr.skip()
     await wait_until(lambda: turn.answer.is_over)
-    assert not engine.requests[0].is_aborted and turn.answer.output.finished
+    assert not engine.requests[0].is_aborted and all(output.finished for output in turn.answer.outputs.values())
     assert (await tab.end(turn, REQUEST))[-1] == gr.skip()
     assert read_text((await open_chat(tab, turn.thread["id"]))[0][1]["content"]) == "fine, thanks"
 

@@ -2,7 +2,7 @@
 
 from contextlib import aclosing
 
-from app.ui.chat.answers import is_looping, join_streams, split_joined
+from app.ui.chat.answers import is_looping, join_streams
 from engine import Engine, EngineConfig, LoRARequest, SamplingParams
 from engine.config_fields import DEMO_MODEL
 from tests.app.api.harness import needs_model
@@ -24,12 +24,10 @@ async def test_two_answers_grow_side_by_side_and_closing_ends_both() -> None:
 
         async with aclosing(join_streams(start(8))) as outputs:  # type: ignore[arg-type]
             seen = [output async for output in outputs]
-        assert [output.finished for output in seen].count(True) == 1
-        text = seen[-1].outputs[0].text
-        assert text == "**demo**\n\nI am the Troupe \n\n**loud**\n\nI AM THE TR"
-        assert seen[-1].outputs[0].finish_reason == "length" and seen[0].outputs[0].finish_reason is None
-        assert split_joined(text, ["loud", "demo"]) == {"loud": "I AM THE TR", "demo": "I am the Troupe "}
-        assert split_joined("alone", ["loud", "demo"]) == {"loud": "alone", "demo": "alone"}
+        assert seen[-1].keys() == {"demo", "loud"} and len(seen) > 3, "a model waited for the other one"
+        texts = {name: output.outputs[0].text for name, output in seen[-1].items()}
+        assert texts == {"demo": "I am the Troupe ", "loud": "I AM THE TR"}
+        assert all(output.finished for output in seen[-1].values())
         async with aclosing(join_streams(start(200))) as outputs:  # type: ignore[arg-type]
             async for _ in outputs:
                 break
@@ -38,5 +36,5 @@ async def test_two_answers_grow_side_by_side_and_closing_ends_both() -> None:
 
 def test_only_text_that_ends_in_copies_is_said_to_loop() -> None:
     loop = "the cache is warm, and "
-    assert is_looping(f"First, {loop * 5}the ca") and is_looping(f"**a**\n\n{loop * 5}\n\n**b**\n\nFine.")
+    assert is_looping(f"First, {loop * 5}the ca")
     assert not any(map(is_looping, (loop * 3, f"{loop * 9}then it is cold.", "a b c d e f g h i j " * 2, "")))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.ui.chat.conversation import read_text
 from app.ui.chat.settings import Settings
 from app.ui.chat.thinking import ThinkingChoices, read_choices
 from engine import InvalidRequest
@@ -23,6 +24,7 @@ class Template(FakeTokenizer):
     switch: str = ""
     efforts: tuple[str, ...] = ()
     num_rendered: int = 0
+    opening: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
@@ -33,7 +35,7 @@ class Template(FakeTokenizer):
         self.asked.append({name: kwargs[name] for name in (self.switch, "reasoning_effort") if name in kwargs})
         text = super().apply_chat_template(messages, **kwargs)
         is_off = kwargs.get(self.switch) is False
-        return f"{text}{effort if self.efforts else ''}{'<think></think>' if is_off else ''}"
+        return f"{text}{effort if self.efforts else ''}{'<think></think>' if is_off else self.opening}"
 
 
 @pytest.mark.parametrize("switch", ["", "enable_thinking", "thinking"])
@@ -60,6 +62,25 @@ async def test_the_choice_reaches_the_template_also_on_retry_and_is_read_once(th
         titles = [(each.get("metadata") or {}).get("title", "") for each in played.history]
         assert ("**Reasoning**" in titles) is thinks, "reasoning that was switched off is not shown"
         assert played.history[-2]["content"] == "thanks"
+
+
+@pytest.mark.parametrize(("opening", "marks"), [
+    ("", ("<think>\n", "</think>")), ("<think>\n", ("", "</think>")),
+    ("<|start|>assistant", ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>")),
+])
+async def test_an_answer_that_was_cut_inside_its_reasoning_goes_on_there(opening: str, marks: tuple[str, str]) -> None:
+    tab, engine = make_tab(tokenizer=Template(switch="enable_thinking", opening=opening))
+    (begin, end), thread = marks, None
+    for before, more, shown in (("", "so f", ("so f", "")), ("so f", f"ine{end}Yes, b", ("so fine", "Yes, b")),
+                                (f"so fine\n{end}\n\nYes, b", "oth", ("so fine", "Yes, both"))):
+        engine.reply = lambda _, more=more, before=before: more if before else begin + more
+        settings = astuple(Settings(thinks=not before))  # it goes on also when the next answer would not think
+        begun = await (tab.go_on(REQUEST, thread, None, *settings) if before else ask(tab, settings=settings))
+        played = await play(tab, begun)
+        thread = played.thread
+        prompt = engine.requests[-1].prompt.replace("\n", "")
+        assert prompt.endswith((opening + begin + before).replace("\n", "")) or not before
+        assert tuple(read_text(message["content"]) for message in played.history[-3:-1]) == shown
 
 
 async def test_a_model_without_choices_is_asked_nothing_and_offers_nothing() -> None:
