@@ -60,10 +60,10 @@ def build_api_tab(demo: gr.Blocks, engine: Engine, needs_key: bool) -> None:
     )
     base_url = gr.Textbox(label="Base URL", interactive=False, buttons=["copy"], max_lines=1)
     codes: list[gr.Code] = []
-    with gr.Row(equal_height=False):
+    with gr.Row(equal_height=True, elem_id="snippets"):
         for label, (language, _) in SNIPPETS.items():
             with gr.Column(min_width=300):
-                codes.append(gr.Code(language=language, label=label, interactive=False, wrap_lines=True))  # type: ignore[arg-type]
+                codes.append(gr.Code(language=language, label=label, interactive=False, lines=1, wrap_lines=True))  # type: ignore[arg-type]
 
     def fill(request: gr.Request) -> tuple[str, ...]:
         return make_snippets(find_page_url(request, demo.root_path), engine.model_name, needs_key)

@@ -14,10 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 STYLE_SHEET = Path(__file__).resolve().parents[2] / "assets" / "style.css"
 
-# Not 600: Gradio's semi-bold files are subsets without most letters. Browsers take 700 for it.
-WEIGHTS = (400, 700)
-SANS = (gr.themes.LocalFont("IBM Plex Sans", weights=WEIGHTS), "ui-sans-serif", "system-ui", "sans-serif")
-MONO = (gr.themes.LocalFont("IBM Plex Mono", weights=WEIGHTS), "ui-monospace", "monospace")
+# polish.js loads the files of the first ones.
+SANS = ("IBM Plex Sans", "ui-sans-serif", "system-ui", "sans-serif")
+MONO = ("IBM Plex Mono", "ui-monospace", "monospace")
 
 # Slate surfaces, thin borders, no shadows; the accent is kept for what acts.
 SURFACES = {

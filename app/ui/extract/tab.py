@@ -56,7 +56,7 @@ SHOW_EVIDENCE = """() => {
 const [text, evidence] = ["Text", "Evidence"].map((name) =>
   [...document.querySelectorAll('#source-tabs [role="tab"]')].find((tab) => tab.textContent.trim() === name));
 if (text?.ariaSelected !== "true" || document.activeElement?.matches("#source textarea")) return;
-if (document.querySelector("#extract mark")) evidence.click();
+if (document.querySelector("#extract .record .value")) evidence.click();
 }"""
 READ_OPENING = """(...inputs) => {
 const read = (key) => { try { return sessionStorage.getItem(key) || ""; } catch { return ""; } };

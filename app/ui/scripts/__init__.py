@@ -1,6 +1,7 @@
 """The JavaScript of custom components: one file each, passed to Gradio as text."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,5 +28,8 @@ def keep_touched(defaults: list[Any]) -> str:
     )
 
 
+@cache
 def read_script(name: str) -> str:
-    return (Path(__file__).parent / f"{name}.js").read_text(encoding="utf-8")
+    """Return a script without its comments and indentation, because every first visit loads it."""
+    lines = map(str.strip, (Path(__file__).parent / f"{name}.js").read_text(encoding="utf-8").splitlines())
+    return "\n".join(line for line in lines if not line.startswith("//"))
