@@ -65,6 +65,9 @@ def test_a_model_that_was_loaded_under_engine_reads_until_it_is_ended(two_models
     site.go_to("Extract")
     chooser.click()
     page.get_by_role("option", name="Read by second").click()
+    site.reload()
+    verdict.get_by_text("Read by demo_model").wait_for()
+    site.wait_for(lambda: chooser.input_value() == "Read by second")  # chosen, though nothing was read with it
     page.locator("#run").click()
     verdict.get_by_text("Read by second").wait_for()
     page.wait_for_timeout(500)  # the event that keeps it follows the one that shows it

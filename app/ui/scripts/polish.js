@@ -187,9 +187,13 @@ const refreshStrip = async () => {
 // After a restart of the server Gradio reloads the page; restore the text that was typed and not sent.
 const DRAFTS = ["#composer textarea", "#source textarea"];
 const keepDrafts = () => {
+  const name = document.querySelector("#source-name span");
+  // An example that was not changed is no draft: without a project the page opens with the example and its record.
+  const isExample = name?.dataset.name.startsWith("Example: ") && name.textContent === name.dataset.name;
   for (const selector of DRAFTS) {
     const unsent = selector === DRAFTS[0] ? globalThis.outbox?.unsent ?? [] : [];
-    const draft = [...unsent, document.querySelector(selector)?.value].filter(Boolean).join("\n");
+    const typed = isExample && selector === DRAFTS[1] ? "" : document.querySelector(selector)?.value;
+    const draft = [...unsent, typed].filter(Boolean).join("\n");
     try { sessionStorage.setItem(`troupe-draft ${selector}`, draft); } catch { /* forbidden, or too long */ }
   }
 };

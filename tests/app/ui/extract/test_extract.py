@@ -300,7 +300,8 @@ async def test_the_chosen_model_reads_and_stands_for_its_record() -> None:
     tab, engine = make_tab(pool=pool)
     offered = await tab.reader.offer("fake")
     assert offered["visible"] and [name for _, name in offered["choices"]] == ["fake", "large"]
-    assert "value" not in offered and (await tab.reader.offer("large"))["value"] == "large"  # kept by the browser
+    assert "value" not in offered
+    assert (await tab.reader.offer("fake", "large"))["value"] == "large"  # as the browser kept it
     shown = (await run(tab, model="large"))[-1].shown
     assert (shown.model, shown.result.record["name"], engine.requests) == ("large", "Eve", [])
     assert "Read by large" in (await act(tab, shown, "approve")).badge
