@@ -32,7 +32,13 @@ def choose(site: Site, label: str, option: str) -> None:
 
 
 def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
-    open_files(site, orders)
+    # Opened in Extract, where it is one text, and from there in Batch.
+    site.go_to("Extract")
+    with site.page.expect_file_chooser() as chooser:
+        site.page.get_by_role("button", name="Open file").click()
+    chooser.value.set_files(orders)
+    site.page.get_by_role("button", name="In Batch each of its rows becomes a record").click()
+    site.page.get_by_role("columnheader", name="note").wait_for()
     assert site.page.get_by_label("Column with the text").input_value() == "note"
     site.page.get_by_text("8 rows; the first 5 are shown.").wait_for()
     site.page.get_by_role("button", name="Try the first 5").click()

@@ -5,11 +5,15 @@ element.addEventListener("click", (event) => {
   trigger("open", { row: Number(button.dataset.row) });
   seek(60);
 });
-// The row opens above the table, which may be out of sight.
+// The row opens above the table, which may be out of sight. The focus goes to what leads to the first value to check, or
+// to the next row: never to Approve, which a second press of Enter would reach.
 const seek = (left) => {
-  const box = document.querySelector("#batch-review"), { top } = box?.getBoundingClientRect() ?? {};
-  if (box?.offsetParent) { if (top < 0 || top > innerHeight / 2) box.scrollIntoView(); }
-  else if (left) setTimeout(() => seek(left - 1), 50);
+  const box = document.querySelector("#batch-review"), next = box?.querySelector("[data-act=next]");
+  if (!box?.offsetParent || !next) { if (left) setTimeout(() => seek(left - 1), 50); return; }
+  const { top, bottom } = box.getBoundingClientRect();
+  if (top < 0 || bottom > innerHeight) box.scrollIntoView();
+  const steps = [...box.querySelectorAll(".bar button:not(:disabled)")]; // ..., Next row, Close
+  if (element.contains(document.activeElement)) (next.disabled ? steps.at(-2) : next)?.focus({ preventScroll: true });
 };
 const keepRun = () => {
   const run = element.querySelector("[data-run]")?.dataset.run;
