@@ -378,13 +378,18 @@ def _load_folder(folder: Path, name: str) -> Any:
     loader = transformers.PreTrainedTokenizerFast if has_json else transformers.AutoTokenizer
     try:
         # Absolute, because transformers may take a relative folder for a hub name.
-        return loader.from_pretrained(folder.absolute(), trust_remote_code=False)
+        tokenizer = loader.from_pretrained(folder.absolute(), trust_remote_code=False)
     except Exception as error:  # the Rust library raises plain Exception on a broken file
         reason = _find_broken_file(folder) or " ".join(str(error).split())[:300] or type(error).__name__
         if (folder / "tokenizer.model").is_file() and find_spec("sentencepiece") is None:
             reason = "Its tokenizer.model needs sentencepiece, which is missing: pip install sentencepiece"
         message = f"tokenizer={name!r} has no usable tokenizer; expected a tokenizer.json there. {reason}"
         raise ConfigError(message) from error
+    # Models for images have their template there, which transformers gives to their processors alone.
+    path = folder / "chat_template.json"
+    if not tokenizer.chat_template and path.is_file():
+        tokenizer.chat_template = read_json_object(path).get("chat_template")
+    return tokenizer
 
 
 def _find_broken_file(folder: Path) -> str:

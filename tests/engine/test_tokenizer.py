@@ -120,6 +120,14 @@ def test_token_text_shows_spaces_special_tokens_and_broken_characters(
     assert byte_level.token_text(10_000) == ""
 
 
+@pytest.mark.parametrize("name", ["chat_template.json", "chat_template.jinja"])
+def test_the_chat_template_may_have_a_file_of_its_own(name: str, tmp_path: Path) -> None:
+    folder = make_byte_level_folder(tmp_path)
+    content = json.dumps({"chat_template": CHAT_TEMPLATE}) if name.endswith("json") else CHAT_TEMPLATE
+    (folder / name).write_text(content)
+    assert Tokenizer(folder).apply_chat_template([USER]) == "<user>hi</s>\n<assistant>"
+
+
 def test_a_chat_becomes_a_prompt(byte_level: Tokenizer) -> None:
     assert byte_level.has_chat_template
     assert byte_level.apply_chat_template([USER]) == "<user>hi</s>\n<assistant>"
