@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -151,8 +151,8 @@ async def extract(
         print(f"added limits: {added}; --no-limits adds none", file=sys.stderr)
     async with local_engine(given) as engine:
         extractor = Extractor(engine, **options)
-        if not engine.sees_images:  # pages of a PDF beside its text
-            sources = [replace(each, images=()) if each.text.strip() else each for each in sources]
+        if not engine.sees_images:
+            sources = [await asyncio.to_thread(read_seen, each) if each.images else each for each in sources]
         with output.open(job, kept) as write:
             async for record, _ in extract_records(extractor, schema, sources[number:]):
                 number += 1
@@ -198,6 +198,14 @@ def read_sources(path: str, column: str | None = None) -> list[Source]:
     if column is not None and table.columns and column not in table.columns:
         raise UsageError(f"--column {column}: {path} has the columns {', '.join(table.columns)}")
     return table.list_sources(column)
+
+
+def read_seen(source: Source) -> Source:
+    """Read an image, or a PDF with pictures, once more for a model that sees none."""
+    try:
+        return make_table(read_rows(Path(source.name), source.name)).list_sources(TEXT_COLUMN)[0]
+    except UnreadableSource as error:
+        return Source(source.name, "", error=str(error))
 
 
 def read_text(path: str) -> str:

@@ -44,6 +44,14 @@ BELIEVED = re.compile(r"gb|big5|euc|iso|cp|shift|koi8|mac|hz|tis|kz|johab")
 WIDER = {"gb2312": "gb18030", "gbk": "gb18030", "iso8859-1": "cp1252", "shift_jis": "cp932", "euc_kr": "cp949"}
 
 
+# Files that may be ASCII as a whole, by how they begin.
+OTHER_KINDS = {
+    b"%PDF-": "a PDF; give it a name that ends with .pdf", b"%!PS": "PostScript; save it as PDF",
+    b"{\\rtf": "RTF; save it as DOCX",
+}
+MAX_START = 64  # bytes, with blanks before the mark
+
+
 class UnreadableSource(ValueError):
     """A file that gives no rows; the message names it and says why."""
 
@@ -61,6 +69,9 @@ def decode_text(data: bytes, name: str, declared: str = "") -> tuple[str, str]:
 
     Raises UnreadableSource: it is binary, damaged, or in an encoding that cannot be recognised.
     """
+    kind = next((kind for start, kind in OTHER_KINDS.items() if data[:MAX_START].lstrip().startswith(start)), "")
+    if kind:
+        raise UnreadableSource(f"{name} is not a text but {kind}")
     text = _decode_declared(data, declared)
     text, guessed = _decode(data, name) if text is None else (text, "")
     return text.replace("\r\n", "\n").replace("\r", "\n"), guessed

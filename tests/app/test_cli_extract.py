@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image, ImageDraw, ImageFont
 from pyarrow import parquet
 
 from app.cli.main import main
 from app.cli.record_output import choose_output
 from app.config import UsageError
+from app.extraction.pdf import find_ocr
 from engine import EngineDead, RequestOutput
 from tests.engine.vision_folders import make_picture
 from tests.fakes import PERSON, FakeEngine
@@ -61,7 +63,17 @@ def test_images_and_scans_are_documents_or_fail_alone(fake_local: FakeEngine, ca
     fake_local.sees_images = False
     assert extract("scan.pdf", "good.txt") == 1
     scan, good = map(json.loads, capsys.readouterr().out.splitlines()[2:])
-    assert scan["error"] == "the model fake does not see images: send text only" and good["valid"]
+    assert scan["error"].startswith("scan.pdf has no text in it (scanned pages are pictures)") and good["valid"]
+
+
+@pytest.mark.skipif(not find_ocr(), reason="tesseract is not installed")
+def test_a_scan_is_read_by_ocr_for_a_model_that_sees_no_images(fake_local: FakeEngine, capsys: Any) -> None:
+    scan = Image.new("RGB", (900, 300), "white")
+    ImageDraw.Draw(scan).text((100, 100), "Ada is 36", "black", ImageFont.load_default(64))
+    scan.save("scan.png")
+    assert extract("scan.png") == 0
+    assert "Ada is 36" in fake_local.requests[0].prompt and "<image>" not in fake_local.requests[0].prompt
+    assert json.loads(capsys.readouterr().out)["notes"] == ["scan.png: text read by OCR"]
 
 
 @pytest.mark.parametrize(("flags", "beside"), [([], {"id": "7", "note": "x"}), (["--column", "note"], None)])

@@ -31,7 +31,8 @@ def test_unicode_with_a_mark_needs_no_guess(encoding: str) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"abc\0def\0", "NUL character at byte 3"),
+        (b"abc\0def\0", "NUL character at byte 3"), (b"\n%PDF-1.4\n1 0 obj", "a PDF; give it a name"),
+        (rb"{\rtf1\ansi Hello}", "not a text but RTF"),
         (b"PK\3\4\x14\0\0\0\x08\0" + bytes(range(256)), "NUL character at byte 5"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "NUL character at byte 8"), (b"\xff\xfea\0\0\0", "NUL at character 1"),
         ("Größe über für".encode() * 10 + b"\xff", "not UTF-8 text: invalid start byte at byte 180"),
