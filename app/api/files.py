@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mimetypes
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -14,7 +16,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from app.api.batch import ROUTES, check_lines
 from app.api.context import ApiContext, Context, JsonRoute
-from app.api.errors import ApiError, BadRequest
+from app.api.errors import FOR_ANTHROPIC, ApiError, BadRequest
 from app.api.jobs import add_job, cancel, find_object, list_objects, to_seconds
 from app.api.model_pool import Pool
 from app.api.protocol import Fields
@@ -45,16 +47,20 @@ class BatchRequest(Fields):
 
 @router.post("/v1/files")
 async def upload_file(
-    request: Request, context: Context, file: UploadFile, purpose: Annotated[Purpose, Form()]
+    request: Request, context: Context, file: UploadFile, purpose: Annotated[Purpose | None, Form()] = None
 ) -> Json:
     """Keep a file."""
+    if purpose is None and not FOR_ANTHROPIC.get():
+        raise BadRequest("purpose is required", "purpose", "missing_field")
+    describe = choose_format()
     name = PurePath(file.filename or "file").name[-MAX_NAME_CHARS:]
     file_id = f"file-{secrets.token_hex(16)}"
     owner, data = request.state.info.owner, await file.read()
 
     def keep(db: Connection) -> Json:
-        objects.put(db, owner, "file", file_id, {"filename": name, "purpose": purpose, "bytes": len(data)}, data=data)
-        return describe_file(db, find_object(db, owner, "file", file_id))
+        body = {"filename": name, "purpose": purpose or "user_data", "bytes": len(data)}
+        objects.put(db, owner, "file", file_id, body, data=data)
+        return describe(db, find_object(db, owner, "file", file_id))
 
     return await context.store.run(keep)
 
@@ -62,18 +68,21 @@ async def upload_file(
 @router.get("/v1/files")
 async def list_files(
     request: Request, context: Context, limit: Limit = 10_000, after: str | None = None,
-    order: Literal["asc", "desc"] = "desc",
+    order: Literal["asc", "desc"] = "desc", after_id: str | None = None,
 ) -> Json:
-    """List the files, the latest first."""
-    owner = request.state.info.owner
-    return await list_objects(context, owner, "file", limit, after, describe_file, oldest_first=order == "asc")
+    """List the files, the latest first; after_id is Anthropic's name of after."""
+    owner, is_asc = request.state.info.owner, order == "asc"
+    return await list_objects(
+        context, owner, "file", limit, after or after_id, choose_format(), oldest_first=is_asc
+    )
 
 
 @router.get("/v1/files/{file_id}")
 async def retrieve_file(file_id: str, request: Request, context: Context) -> Json:
     """Return the name and the size of a file."""
+    describe = choose_format()
     return await context.store.run(
-        lambda db: describe_file(db, find_object(db, request.state.info.owner, "file", file_id))
+        lambda db: describe(db, find_object(db, request.state.info.owner, "file", file_id))
     )
 
 
@@ -99,6 +108,8 @@ async def delete_file(file_id: str, request: Request, context: Context) -> Json:
         objects.delete(db, request.state.info.owner, "file", file_id)
 
     await context.store.run(remove)
+    if FOR_ANTHROPIC.get():
+        return {"id": file_id, "type": "file_deleted"}
     return {"id": file_id, "object": "file", "deleted": True}
 
 
@@ -159,6 +170,21 @@ def describe_file(db: Connection, file: Item) -> Json:
         "id": file.id, "object": "file", "bytes": size, "created_at": int(file.created),
         "filename": body["filename"], "purpose": body["purpose"], "status": "processed", "expires_at": None,
     }
+
+
+def describe_to_anthropic(db: Connection, file: Item) -> Json:
+    """Return a file as Anthropic's API shows it."""
+    shown, created = describe_file(db, file), datetime.fromtimestamp(file.created, UTC)
+    return {
+        "id": file.id, "type": "file", "filename": shown["filename"], "size_bytes": shown["bytes"],
+        "mime_type": mimetypes.guess_type(shown["filename"])[0] or "application/octet-stream",
+        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"), "downloadable": True,
+    }
+
+
+def choose_format() -> Callable[[Connection, Item], Json]:
+    """Return what describes a file to the client of this request."""
+    return describe_to_anthropic if FOR_ANTHROPIC.get() else describe_file
 
 
 def describe_batch(db: Connection, job: Item) -> Json:

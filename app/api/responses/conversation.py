@@ -78,7 +78,7 @@ class Conversation:
     def _add_result(self, where: Path, item: Mapping[str, Any]) -> None:
         is_own = item["type"] in ("function_call_output", "custom_tool_call_output")
         name = next((each for each in ("output", "tools", "status") if item.get(each) is not None), "output")
-        output = item.get("output" if is_own else name)
+        output = item.get("output" if is_own else name) or ""
         if isinstance(output, dict):
             output = [output] if "type" in output else json.dumps(output, ensure_ascii=False)
         elif isinstance(output, list) and not is_own and (name == "tools" or not all(map(_has_type, output))):

@@ -117,13 +117,13 @@ class ResponseStore:
 
     async def resolve(self, items: Sequence[Json], owner: str) -> list[Json]:
         """Return items with the stored ones in place of references to them."""
-        wanted = {str(item.get("id")) for item in items if item.get("type") == "item_reference"}
+        wanted = {str(item.get("id")) for item in items if _is_reference(item)}
         known = await self._store.run(_find_items, owner, wanted) if wanted else {}
         for i, item in enumerate(items):
-            if item.get("type") == "item_reference" and item.get("id") not in known:
+            if _is_reference(item) and item.get("id") not in known:
                 message = f"input[{i}]: there is no item {str(item.get('id'))[:80]!r} in the responses kept here"
                 raise ApiError(404, message, "input", "item_not_found")
-        return [known[item["id"]] if item.get("type") == "item_reference" else item for item in items]
+        return [known[item["id"]] if _is_reference(item) else item for item in items]
 
     async def drop(self, response_id: str, owner: str) -> None:
         if not await self._store.run(objects.delete, owner, "response", response_id):
@@ -182,6 +182,12 @@ def _find_items(db: Connection, owner: str, wanted: set[str]) -> dict[str, Json]
             break
         after = page[-1].id
     return found
+
+
+def _is_reference(item: Mapping[str, Any]) -> bool:
+    """Return whether an item names a stored one; the type is optional there."""
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "id" in item and "role" not in item)
 
 
 def pick_page(items: Sequence[Json], limit: int, after: str | None, order: str) -> Json:

@@ -50,7 +50,9 @@ async def client(server: Server) -> AsyncIterator[anthropic.AsyncAnthropic]:
 
 
 def make_client(server: Server, key: str = "x") -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=server.url, api_key=key, max_retries=0)
+    return anthropic.AsyncAnthropic(
+        base_url=server.url, api_key=key, max_retries=0, _strict_response_validation=True
+    )
 
 
 async def send(server: Server, **fields: Any) -> tuple[int, Any]:
@@ -330,6 +332,19 @@ async def test_a_full_queue_is_overloaded_and_an_error_in_a_stream_an_event(star
     server = await start(FakeEngine(fail_after=(3, EngineDead("gone"))))
     last = (await stream(server))[-1]
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+
+
+async def test_the_official_client_keeps_files(client: anthropic.AsyncAnthropic) -> None:
+    files = client.beta.files
+    file = await files.upload(file=("a.txt", b"some notes", "text/plain"))
+    assert (file.type, file.filename, file.size_bytes, file.mime_type) == ("file", "a.txt", 10, "text/plain")
+    assert await files.retrieve_metadata(file.id) == file
+    assert [each async for each in await files.list(limit=1)] == [file]
+    block = {"type": "document", "source": {"type": "file", "file_id": file.id}}
+    messages = [{"role": "user", "content": [block]}]
+    assert (await client.beta.messages.create(model="fake", max_tokens=9, messages=messages)).content
+    assert await (await files.download(file.id)).read() == b"some notes"
+    assert (await files.delete(file.id)).type == "file_deleted"
 
 
 async def test_the_official_client_lists_the_model(client: anthropic.AsyncAnthropic) -> None:

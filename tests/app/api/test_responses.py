@@ -395,7 +395,7 @@ async def test_input_items_come_in_pages_with_ids_of_their_own(server: Server) -
     for wrong in ("limit=0", "limit=101", "order=up", "after=y"):
         status, refused = await server.get(f"{place}?{wrong}")
         assert (status, refused["error"]["param"]) == (400, wrong.split("=")[0])
-    status, _ = await respond(server, input=[{"type": "item_reference", "id": ids[0]}, TURNS[2]])
+    status, _ = await respond(server, input=[{"id": ids[0]}, TURNS[2]])
     assert status == 200 and server.engine.requests[-1].prompt == "<user>a\n<user>c\n<assistant>"
     status, refused = await respond(server, input=[{"type": "item_reference", "id": "y"}])
     assert (status, refused["error"]["code"]) == (404, "item_not_found")
