@@ -315,6 +315,27 @@ def test_the_field_to_blame_is_the_first_step() -> None:
         assert to_api_error(caught.value).param == param
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "item"),
+    [
+        ("messages", {"messages": [], "max_tokens": 9}, {"type": "server_tool_use", "name": "x"}),
+        ("responses", {"input": []}, {"type": "web_search_call"}),
+    ],
+)
+async def test_a_value_at_the_limit_of_depth_is_read_and_one_beyond_it_is_a_400(
+    server: Server, path: str, fields: dict[str, Any], item: dict[str, Any]
+) -> None:
+    for depth, wanted in ((json_text.MAX_DEPTH - 8, 200), (json_text.MAX_DEPTH, 400)):
+        value: Any = {}
+        for _ in range(depth):
+            value = {"a": value}
+        one = item | {"input": value, "action": value}
+        message = {"role": "assistant", "content": [one]} if path == "messages" else one
+        body = {name: [message] if given == [] else given for name, given in fields.items()} | {"model": "fake"}
+        status, reply = await server.post(f"/v1/{path}", body)
+        assert status == wanted, reply
+
+
 TEXTS = st.text(st.sampled_from(',[{"\\\n:é\0 a'), max_size=8)
 VALUES = st.recursive(TEXTS | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))
 
