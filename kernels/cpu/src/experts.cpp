@@ -140,7 +140,7 @@ void run_down(Pool* pool, const Experts& experts, const Grouping& grouping, cons
         int64_t width = panels * kPanelWidth;
         for (int64_t index = 0; index < segment.num_blocks; ++index) {
             Block block = grouping.blocks[segment.first_block + index];
-            Ahead next = share_next(weights, operands.panel_bytes, index, segment.num_blocks);
+            Ahead next = share_next(weights, panels * operands.panel_bytes, index, segment.num_blocks);
             multiply_block(operands, down, inner, block.start, block.size, weights, operands.panel_bytes, panels, sums, width, next);
             write_tile(down, sums, results + block.start * size, block.size, panel * kPanelWidth, width);
         }

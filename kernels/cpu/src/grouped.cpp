@@ -41,8 +41,7 @@ void multiply_rows(const TileProduct& tile) {
     constexpr int words_a_unit = SPREAD ? kUnit / 4 * Arithmetic::kSpreadWords : kUnit / 4;
     int64_t num_units = tile.group_size / kUnit;
     int64_t group_bytes = factor_bytes + num_units * (SPREAD ? words_a_unit : Arithmetic::kBits) * kPanelBytes;
-    const uint8_t *ahead = tile.ahead.at, *asked = ahead;
-    int64_t ahead_share = ceil_div(tile.ahead.bytes, tile.num_groups * (kPanelVecs / kCodeVecs));
+    Fetcher fetcher(tile.ahead, tile.num_groups * (kPanelVecs / kCodeVecs));
     for (int part = 0; part < kPanelVecs; part += kCodeVecs) {
         const uint32_t* words = tile.x;
         const GroupFactors* factors = tile.factors;
@@ -54,7 +53,7 @@ void multiply_rows(const TileProduct& tile) {
 #pragma GCC unroll 2
             for (int v = 0; v < kCodeVecs; ++v) acc[row][v] = zero();
         for (int64_t group = 0; group < tile.num_groups; ++group) {
-            for (ahead += ahead_share; asked < ahead; asked += 64) __builtin_prefetch(asked, 0, 2);
+            fetcher.fetch();
             Sums<ROWS> totals;
             begin<ROWS>(totals, [&](int row) { return Arithmetic::kZero ? splat_int(factors[row].start) : zero_int(); });
             add_group<Arithmetic, SPREAD, ROWS>(w, words, num_units, totals);

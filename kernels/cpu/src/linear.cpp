@@ -67,7 +67,7 @@ void run_panels(Pool* pool, const Linear& linear, const PackedRows& packed, To* 
         for (int64_t block = 0; block < blocks.num_blocks; ++block) {
             int64_t row = blocks.start(block);
             int size = blocks.size(block);
-            Ahead next = share_next(stored, operands.panel_bytes, block, blocks.num_blocks);
+            Ahead next = share_next(stored, panels * operands.panel_bytes, block, blocks.num_blocks);
             multiply_block(operands, linear, packed, row, size, weights, operands.panel_bytes, panels, sums, width, next);
             write_tile(linear, sums, y + row * linear.out_features, size, panel * kPanelWidth, width);
         }

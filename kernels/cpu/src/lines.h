@@ -17,6 +17,7 @@ struct Lines {
     const uint8_t* at[kLineParts][kLineVecs];  // vector v of a part's first group
     int64_t parts, groups, stride;
     int lanes = kLanes;
+    Ahead ahead = {};
 };
 
 inline void store_sums(float* c, Vec sums, bool adds) { store(c, adds ? add(load(c), sums) : sums); }
@@ -31,11 +32,13 @@ __attribute__((noinline, noclone)) void multiply_lines(
     for (int row = 0; row < ROWS; ++row)
 #pragma GCC unroll 4
         for (int v = 0; v < VECS; ++v) sums[row][v] = Product::start();
+    Fetcher fetcher(lines.ahead, lines.groups);
     for (int64_t part = 0; part < lines.parts; ++part) {
         const uint8_t* at[VECS];
 #pragma GCC unroll 4
         for (int v = 0; v < VECS; ++v) at[v] = lines.at[part][v];
         for (int64_t offset = 0, end = lines.groups * lines.stride; offset < end; offset += lines.stride, x += ROWS * Product::kWords) {
+            fetcher.fetch();
             VecInt words[VECS];
 #pragma GCC unroll 4
             for (int v = 0; v < VECS; ++v)

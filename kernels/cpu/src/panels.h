@@ -128,10 +128,24 @@ struct GroupFactors {
     int32_t start;
 };
 
-// Memory that is read soon. A product with codes asks for it little by little, in even shares over its own work.
+// Memory that is read soon.
 struct Ahead {
     const uint8_t* at = nullptr;
     int64_t bytes = 0;
+};
+
+// Asks for it in even shares, so that the memory is at work during a whole product.
+class Fetcher {
+public:
+    Fetcher(Ahead ahead, int64_t calls) : asked_(ahead.at), end_(ahead.at), share_(ahead.bytes ? ahead.bytes / calls + 1 : 0) {}
+
+    void fetch() {
+        for (end_ += share_; asked_ < end_; asked_ += 64) __builtin_prefetch(asked_, 0, 2);
+    }
+
+private:
+    const uint8_t *asked_, *end_;
+    int64_t share_;
 };
 
 // c[row][output] = x[row][:] . w[output][:] for `rows` rows packed together (at most kBlockRows) and `panels` neighbouring
@@ -145,7 +159,7 @@ struct TileProduct {
     int64_t c_stride;  // words from row to row
     const GroupFactors* factors = nullptr;  // [group][row], for codes only
     int64_t group_size = 0;
-    Ahead ahead = {};  // for codes only
+    Ahead ahead = {};
 };
 
 template <class Arithmetic>

@@ -115,7 +115,7 @@ void pack_block(
     }
 }
 
-// What the product of one of `count` blocks of rows asks for: its share of the next panel.
+// What the product of one of `count` blocks of rows asks for: its share of the next panel or panels.
 inline Ahead share_next(const uint8_t* panel, int64_t panel_bytes, int64_t block, int64_t count) {
     int64_t share = ceil_div(panel_bytes, count);
     return {panel + panel_bytes + block * share, share};

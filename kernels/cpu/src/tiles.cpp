@@ -53,9 +53,11 @@ void multiply_panel(const TileProduct& tile, int rows) {
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
+    Fetcher fetcher(tile.ahead, (tile.num_groups + kTileWords - 1) / kTileWords);
     for (int64_t group = 0; group < tile.num_groups; group += kTileWords) {
         const uint8_t* weights = tile.w + group * kPanelBytes;
         if (tile.num_groups - group < kTileWords) weights = fill_up(weights, tile.num_groups - group, last);
+        fetcher.fetch();
         TILE_LOAD(6, weights, kPanelBytes);
         TILE_LOAD(7, weights + kPanelBytes / 2, kPanelBytes);
         TILE_LOAD(4, tile.x + group * rows, x_stride);
@@ -96,11 +98,13 @@ bool has_tiles() {
 template <>
 void multiply_tile<Tiled<BFloat16>>(const TileProduct& product, int rows, int panels) {
     TileProduct tile = product;
+    tile.ahead.bytes /= panels;
     TILE_CONFIGURE(&kConfig);
     for (int panel = 0; panel < panels; ++panel) {
         multiply_panel(tile, rows);
         tile.w += tile.panel_stride;
         tile.c += kPanelWidth;
+        tile.ahead.at += tile.ahead.bytes;
     }
     TILE_RELEASE();
 }
