@@ -222,7 +222,12 @@ def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
     site.page.get_by_text("There are no chats yet.").wait_for()
     # The open chat of this tab was removed there: it takes no question any more.
     site.ask("And now?")
-    site.page.get_by_text("removed in another tab").wait_for()
+    # The note stands above the text box, as wide as it is.
+    note, box = site.page.locator(".page-note", has_text="removed in another tab"), site.page.locator("#composer")
+    note.wait_for()
+    assert all(note.bounding_box()[side] == box.bounding_box()[side] for side in ("x", "width"))
+    note.get_by_role("button", name="Close the note").click()
+    note.wait_for(state="detached")
     site.page.get_by_role("button", name="New chat").click()
     ask_and_wait(site, "Hello again!")
     # Both ask in one chat before either hears of the other: neither question is lost.
@@ -342,7 +347,17 @@ def test_html_of_a_question_is_text_and_images_of_other_hosts_are_links_that_not
     site.page.route("http://other.example/**", lambda route: (loaded.append(route.request.url), route.abort()))
     text = 'See ![a cat](http://other.example/cat.png)\n\n<img src="http://other.example/dog.png">'
     typed = "Use <b>or</b> &lt;, and `<i>`"
-    site.import_chat([{"role": "user", "content": typed}, {"role": "assistant", "content": text}])
+    both = [(name, {"title": f"*{name}*", "id": f"model:{name}"}) for name in "ab"]
+    compared = [
+        message
+        for name, heading in both
+        for message in (
+            {"role": "assistant", "content": "", "metadata": heading}, {"role": "assistant", "content": f"By {name}."},
+            {"role": "assistant", "content": "", "metadata": {"title": f"{name} tok/s"}},
+        )
+    ]
+    asked = [{"role": "user", "content": typed}, {"role": "assistant", "content": text}]
+    site.import_chat([*asked, {"role": "user", "content": "Both?"}, *compared])
     links = site.page.locator("#talk").get_by_role("link")
     site.wait_for(lambda: links.count() == 2)
     assert links.all_inner_texts() == ["Image: a cat", "Image: http://other.example/dog.png"]
@@ -352,8 +367,13 @@ def test_html_of_a_question_is_text_and_images_of_other_hosts_are_links_that_not
     assert all("Content Security Policy" in complaint for complaint in site.complaints)
     site.complaints.clear()
     site.external_requests.clear()
-    assert site.page.locator("#chatbot .user-row").inner_text() == typed.replace("`", "")
-    site.page.get_by_role("button", name="Edit").click()
+    # The answers of two models stand beside each other, each over its figures, and an answer has the column's width.
+    left, right, figures = (site.page.get_by_text(words).bounding_box() for words in ("By a.", "By b.", "b tok/s"))
+    assert left["y"] == right["y"] and left["x"] + 300 < right["x"] == figures["x"] and figures["y"] > right["y"]
+    column, row = (site.page.locator(f"#chatbot {part}").first.bounding_box() for part in (".message-wrap", ".bot-row"))
+    assert row["width"] > column["width"] - 20
+    assert site.page.locator("#chatbot .user-row").first.inner_text() == typed.replace("`", "")
+    site.page.get_by_role("button", name="Edit").first.click()
     site.wait_for(lambda: site.page.locator("#chatbot textarea").input_value() == typed)
 
 

@@ -22,11 +22,15 @@ CONTACT = "Ada Lovelace, Analyst, Northwind Ltd, ada@example.com, +44 20 7946 00
 @pytest.mark.parametrize("workbench", [(1440, 900)], indirect=True)
 def test_the_page_opens_with_a_proof_and_three_clicks_lead_to_a_record_of_ones_own(workbench: Site) -> None:
     site = workbench
+    text, name = site.page.get_by_role("textbox", name="Text", exact=True), site.page.locator("#source-name")
+    text.focus()
     site.page.get_by_text("please check").wait_for()
+    site.page.wait_for_timeout(500)
+    assert text.evaluate("(box) => box === document.activeElement"), "the text went away from who had begun to write"
+    site.go_to("Evidence")
     site.wait_for(lambda: site.page.locator("#extract mark").count() >= 8)
     assert site.page.get_by_text("Check: the model was unsure").count() == 1
     site.go_to("Text")
-    text, name = site.page.get_by_role("textbox", name="Text", exact=True), site.page.locator("#source-name")
     assert name.inner_text() == "Example: invoice 2"
     text.fill(text.input_value().replace("Harbour", "Harvest"))
     site.wait_for(lambda: name.inner_text() == "Example: invoice 2, edited")
@@ -89,6 +93,7 @@ def test_on_a_phone_the_first_screen_has_values_and_three_clicks_lead_to_ones_ow
     number, email = (site.page.get_by_role("textbox", name=name, exact=True) for name in ("invoice_number", "email"))
     number.wait_for()
     site.wait_for(lambda: number.input_value() == "7731" and is_on_first_screen(site, number))
+    site.page.get_by_role("tab", name="Evidence", selected=True).wait_for()
     site.go_to("Text")
     site.page.get_by_role("textbox", name="Text", exact=True).fill(CONTACT)
     site.page.get_by_role("radio", name="contact").check()

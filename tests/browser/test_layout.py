@@ -70,6 +70,11 @@ def test_the_list_of_chats_is_open_on_a_wide_screen_until_it_is_closed(chromium:
     site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] > 200, 20)
     site.page.set_viewport_size({"width": 720, "height": 800})
     site.wait_for(lambda: chats.get_attribute("aria-expanded") == "false")
+    site.go_to("Engine")
+    for width, num_columns in ((1280, 8), (1024, 4), (720, 4), (390, 2)):  # no row of tiles is shorter than another
+        site.page.set_viewport_size({"width": width, "height": 800})
+        tops = site.page.locator(".tile").evaluate_all("(tiles) => tiles.map((tile) => tile.offsetTop)")
+        assert [tops.count(top) for top in sorted(set(tops))] == [num_columns] * (8 // num_columns)
     context.close()
 
 

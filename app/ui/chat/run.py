@@ -7,7 +7,6 @@ The question is in the store when the turn has begun; the server writes the answ
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
@@ -18,23 +17,16 @@ from weakref import WeakKeyDictionary
 import gradio as gr
 
 from app.api.model_pool import ModelPool
-from app.extraction.choices import describe_position
 from app.reasoning import OPEN, Thinking, gate_grammar, prepare_prompt
 from app.store import Store, StoreError
 from app.ui.chat import store as chats
-from app.ui.chat.answers import Answer, Answers, Outputs, is_looping, join_streams
+from app.ui.chat.answers import Answer, Answers, Outputs, join_streams
 from app.ui.chat.attachments import is_image, load_images, read_files
 from app.ui.chat.branches import Node, find_place, join
 from app.ui.chat.conversation import (
     History,
-    Message,
     Written,
     answer_message,
-    answer_messages,
-    compared_messages,
-    end_reasoning,
-    error_message,
-    figures_message,
     is_file,
     lay_out,
     list_image_paths,
@@ -45,11 +37,11 @@ from app.ui.chat.conversation import (
     to_model_messages,
     user_message,
 )
-from app.ui.chat.history import Thread, describe_chats, describe_tokens, report_problem
+from app.ui.chat.history import Thread, describe_chats, report_problem
 from app.ui.chat.settings import Settings, make_sampling_params
 from app.ui.chat.thinking import ThinkingChoices, read_choices
+from app.ui.chat.writing import conclude, inspect, write
 from app.ui.explain import explain
-from app.ui.figures import describe_output
 from app.ui.model_choice import ModelChoice
 from app.ui.owner import find_owner
 from app.ui.pacing import pace
@@ -57,8 +49,6 @@ from engine import Engine, InvalidRequest, RequestOutput, SamplingParams
 
 WAITING = "…"
 EMPTY: Mapping[str, Written] = {}
-# Number of an answer's first tokens that can be inspected.
-MAX_INSPECTED = 1024
 REMOVED = "This chat was removed in another tab, so nothing was sent. Begin a new chat."
 
 Begun = tuple[Any, ...]  # chatbot, composer, growing, thread, turn, chats
@@ -356,62 +346,6 @@ class ChatRun:
 def is_running(turn: Turn | None) -> bool:
     """Return whether the page shows a turn whose answer has not ended."""
     return turn is not None and not (turn.is_left or turn.answer.is_over)
-
-
-def write(answer: Answer) -> History:
-    """Return the messages of an answer so far; none before its first token."""
-    texts = {name: answer.read(name) for name in answer.names}
-    if len(texts) > 1:
-        return [
-            message
-            for name, text in texts.items()
-            for message in compared_messages(
-                name, text, answer.thinking.get(name), describe(answer, name), answer.is_over
-            )
-        ]
-    ((name, text),) = texts.items()
-    return answer_messages(text, answer.thinking.get(name)) if text or name in answer.outputs else []
-
-
-def conclude(answer: Answer) -> History:
-    """Return the messages of an answer that has ended, with its figures or its error."""
-    is_compared = len(answer.names) > 1
-    written = write(answer) if is_compared else end_reasoning(write(answer))
-    if answer.problem is not None:
-        return [*written, error_message(answer.problem)]
-    return written if is_compared else [*written, describe(answer, answer.names[0])]
-
-
-def describe(answer: Answer, name: str) -> Message:
-    """Return the figures of one model."""
-    output = answer.outputs.get(name)
-    if output is None:
-        return figures_message("stopped" if answer.is_over else "waiting", answer.answer_id)
-    line = describe_output(output)
-    if answer.is_over and not output.finished:
-        line += " · stopped"
-    if answer.is_over and not line.endswith("complete") and is_looping(output.outputs[0].text):
-        line += ": it repeated itself"
-    return figures_message(line, answer.answer_id)
-
-
-def show(path: Sequence[Node]) -> History:
-    """Return the history of a path whose last answer is not being written."""
-    return lay_out(chats.end_pending(join(path)))
-
-
-def inspect(history: History, answer: Answer | None) -> dict[str, Any]:
-    """Return every token of the last answer with its probability and alternatives, where recorded.
-
-    As text, because Gradio traverses lists and dictionaries on the event loop: 70 ms for a thousand tokens.
-    """
-    shown = describe_tokens(history)
-    output = answer.outputs.get(answer.names[0]) if answer is not None and len(answer.names) == 1 else None
-    if answer is None or output is None or not output.outputs[0].logprobs:
-        return shown
-    positions = output.outputs[0].logprobs[:MAX_INSPECTED]
-    steps = list(map(describe_position, positions))
-    return shown | {"id": answer.answer_id, "steps": json.dumps(steps, ensure_ascii=False)}
 
 
 def open_composer(**more: Any) -> Any:

@@ -25,10 +25,11 @@ from app.ui.chat.history import (
     describe_tokens,
     report_problem,
 )
-from app.ui.chat.run import ChatRun, Turn, first_index, inspect, is_running, open_composer, show
+from app.ui.chat.run import ChatRun, Turn, first_index, is_running, open_composer
 from app.ui.chat.settings import Settings, build_settings, restore_settings, show_grammar, show_thinking
 from app.ui.chat.thinking import ThinkingChoices
 from app.ui.chat.welcome import welcome
+from app.ui.chat.writing import inspect, show
 from app.ui.owner import describe_keeping, find_owner
 from app.ui.pacing import UPDATE_INTERVAL_S
 from app.ui.scripts import keep_touched, read_kept, read_script

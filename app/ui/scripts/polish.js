@@ -50,7 +50,12 @@ if (copy) clipboard.writeText = (text) => copy(asTyped(text));
 const pin = (talk) => {
   let isPinned = true, size = 0, moved = -Infinity;
   const measure = () => talk.scrollHeight + talk.clientHeight;
-  const follow = () => { size = measure(); if (isPinned) talk.scrollTop = talk.scrollHeight; };
+  const follow = () => {
+    size = measure();
+    isPinned ||= talk.scrollHeight <= talk.clientHeight;
+    if (isPinned) talk.scrollTop = talk.scrollHeight;
+    down.hidden = isPinned;
+  };
   for (const kind of ["wheel", "touchmove", "keydown"]) talk.addEventListener(kind, () => { moved = performance.now(); }, { passive: true });
   talk.addEventListener("scroll", () => {
     // A redrawn history scrolls, too; it has another size then, and nobody has moved it.
@@ -148,7 +153,8 @@ const linkImages = (talk) => {
   const update = () => {
     for (const link of [...links]) if (!link.image?.isConnected) link.remove();
     for (const image of images) {
-      if (image.dataset.remote || !/^https?:/.test(image.src) || new URL(image.src).origin === location.origin) continue;
+      // This server's images are those of the chat's files.
+      if (image.dataset.remote || !/^https?:/.test(image.src) || image.src.startsWith(`${location.origin}/gradio_api/file=`)) continue;
       image.dataset.remote = "yes";
       image.style.display = "none";
       if (image.closest(".title")) continue; // a button, which must hold no link

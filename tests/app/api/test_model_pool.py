@@ -26,9 +26,9 @@ from app.config import AppConfig, UsageError
 from app.extraction.sources import Source, dump_source
 from app.store import Store
 from app.ui.chat.conversation import read_answers, to_model_messages
-from app.ui.chat.run import conclude
 from app.ui.chat.settings import Settings
 from app.ui.chat.tab import ChatTab
+from app.ui.chat.writing import conclude
 from app.ui.models import ModelPanel
 from engine import Catalogue, ConfigError, Engine, EngineConfig, EngineDead, EngineSleeping
 from engine.packaged_models import Progress
