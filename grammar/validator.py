@@ -10,8 +10,8 @@ from .regex.dialects import read_ecma, read_names
 from .regex.text import may_backtrack
 from .schema.dialect import Dialect, detect_dialect, find_named, with_dialect
 from .schema.formats import CHECKED_FORMATS
-from .schema.identifiers import encode_reference, write_reference
-from .schema.keywords import SCHEMA_MAP_KEYWORDS, iterate_objects, join_pointer
+from .schema.identifiers import encode_reference
+from .schema.keywords import SCHEMA_MAP_KEYWORDS, iterate_objects, join_pointer, split_pointer
 
 # Patterns with look-around or back references can take exponential time, during which every thread waits. After
 # these steps, about a millisecond, the library gives up; ordinary patterns take three steps a character.
@@ -53,7 +53,8 @@ class SchemaValidator:
                 "offline": True,
             }
             if pointer:
-                self._validator = jsonschema_rs.validator_map_for(written, **options)[write_reference(pointer)]
+                place = _translate_pointer(pointer, schema, written)
+                self._validator = jsonschema_rs.validator_map_for(written, **options)[place]
             else:
                 self._validator = draft.validator_class(written, **options)
         except RecursionError as error:
@@ -82,6 +83,17 @@ class SchemaValidator:
         errors = list(self._validator.iter_errors(instance))
         check_steps(errors)
         return (join_pointer("", *errors[0].instance_path), errors[0].message) if errors else None
+
+
+def _translate_pointer(pointer: str, schema: Any, written: Any) -> str:
+    """Return a place as the library names it: not percent-encoded, with patterns as names in its own syntax."""
+    names = []
+    for name in split_pointer(pointer):
+        key: Any = int(name) if isinstance(schema, list) else name
+        ours = key if isinstance(schema, list) or key in written else list(written)[list(schema).index(key)]
+        names.append(str(ours))
+        schema, written = schema[key], written[ours]
+    return "#" + join_pointer("", *names)
 
 
 def check_steps(errors: Iterable[jsonschema_rs.ValidationError]) -> None:

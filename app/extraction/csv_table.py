@@ -78,6 +78,9 @@ def read_csv(text: str, name: str, check: Callable[[int, int], None]) -> CsvTabl
     if len(filled) < 2:
         raise UnreadableSource(f"{name} {'has a header and no row below it' if filled else 'is empty'}")
     columns, notes = name_columns(filled[0])
+    if any(NUMBER.fullmatch(cell.strip()) for cell in filled[0]):
+        shown = " / ".join(map(str.strip, filled[0]))[:MAX_NOTED_CHARS]
+        notes = [f"{name}: the first row is read as names of the columns: {shown}", *notes]
     if above.strip(" \t\n" + DELIMITERS):
         shown = " / ".join(line for line in above.split("\n") if line.strip())[:MAX_NOTED_CHARS]
         notes = [f"{name}: {layout.start} lines above the header are not part of the table: {shown}", *notes]

@@ -26,6 +26,14 @@ def test_the_first_error_names_the_place_in_the_instance():
 DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
 
 
+@pytest.mark.parametrize("keyword", ["properties", "patternProperties"])
+@pytest.mark.parametrize("name", ["größe", "a b", "a%b", "a/b~", "a#b", "😀", "", r"^\d+$", "^x_"])
+def test_a_place_is_found_by_its_pointer_whatever_its_name(keyword: str, name: str) -> None:
+    place = name.replace("~", "~0").replace("/", "~1")
+    validator = SchemaValidator({keyword: {name: {"minimum": 3}}}, f"/{keyword}/{place}")
+    assert (validator.is_valid(3), validator.is_valid(2)) == (True, False)
+
+
 @pytest.mark.parametrize("name", ["regex", "json-pointer", "iri"])
 def test_a_rare_format_is_asserted_unless_the_draft_named_takes_it_for_an_annotation(name):
     assert not SchemaValidator({"format": name}).is_valid("( {")

@@ -152,3 +152,11 @@ def test_an_integer_is_bound_to_the_text_unless_it_is_on_a_scale(more: dict[str,
         schema["$schema"] = "http://json-schema.org/draft-04/schema#"
     bind_amounts(schema, "120 cars")
     assert (120 in schema["properties"]["n"].get("enum", ())) is is_bound
+
+
+def test_fields_of_any_name_are_bound_to_the_text() -> None:
+    schema = {"properties": {"größe": {"type": "number"}, "a b": {"type": "number"}}, "patternProperties": {
+        r"^x_\d+$": {"type": "number"}}}
+    marked = mark_grounded(schema, "cost 12.50").schema
+    fields = [*marked["properties"].values(), *marked["patternProperties"].values()]
+    assert [field["enum"] for field in fields] == [[12.5]] * 3

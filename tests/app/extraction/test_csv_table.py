@@ -80,3 +80,7 @@ def test_an_error_names_its_line_below_what_was_left_out() -> None:
 def test_lines_wider_than_the_table_below_are_no_header(above: str) -> None:
     found = read_csv(above + "\nid;text;amount\n1;abc;5\n2;def;6\n", "a.csv", lambda *_: None)
     assert (found.columns, len(found.rows)) == (["id", "text", "amount"], 2) and "Account" in found.notes[0]
+
+
+def test_a_header_of_figures_is_named_since_it_may_be_a_row() -> None:
+    assert read("1,2\n3,4\n")[2] == "a.csv: the first row is read as names of the columns: 1 / 2"
