@@ -40,12 +40,6 @@ async def serve() -> AsyncIterator[Server]:
         yield server
 
 
-async def open_stream(server: Server) -> aiohttp.ClientResponse:
-    response = await server.client.post(server.url + "/v1/completions", json=LONG)
-    await response.content.readuntil(b"\n\n")
-    return response
-
-
 @pytest.mark.parametrize(
     ("name", "owner", "method"), [("troupe-executor", Worker, "execute"), ("troupe-grammar", GrammarManager, "open")]
 )

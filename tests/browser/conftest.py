@@ -110,6 +110,12 @@ def site(desk: Any, base_url: str) -> Iterator[Site]:
 
 
 @pytest.fixture
+def unopened(desk: Any, base_url: str) -> Iterator[Site]:
+    """A desktop page that the test opens."""
+    yield from open_site(desk, base_url, None)
+
+
+@pytest.fixture
 def lasting(desk: Any, lasting_url: str) -> Iterator[Site]:
     """A desktop page of the server whose answers end when they are stopped, or at their token limit."""
     yield from open_site(desk, lasting_url)
@@ -138,13 +144,14 @@ def phone(chromium: Any, base_url: str) -> Iterator[Site]:
 
 
 def open_site(
-    context: Any, base_url: str, tab: str = "chat", size: tuple[int, int] | None = None
+    context: Any, base_url: str, tab: str | None = "chat", size: tuple[int, int] | None = None
 ) -> Iterator[Site]:
     """A page that at the end must not have complained or called out."""
     site = Site(context.new_page(), base_url)
     if size is not None:
         site.page.set_viewport_size({"width": size[0], "height": size[1]})
-    site.open(tab)
+    if tab is not None:
+        site.open(tab)
     yield site
     site.page.close()
     assert site.complaints == []

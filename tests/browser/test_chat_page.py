@@ -296,7 +296,8 @@ def test_the_tokens_of_every_answer_can_be_looked_into_also_after_a_reload(site:
     assert first
 
 
-def test_a_question_asked_while_the_page_opens_keeps_its_answer(site: Site) -> None:
+def test_a_question_asked_while_the_page_opens_keeps_its_answer(unopened: Site) -> None:
+    site = unopened
     held: list[Any] = []
     site.page.route("**/gradio_api/run/**", lambda route: held.append(route))
     site.open()

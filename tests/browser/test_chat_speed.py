@@ -12,7 +12,6 @@ import pytest
 from tests.browser.site import Site
 from tests.measure import ui_load
 
-NUM_MESSAGES = 200
 FIRST, LAST = 5, 25
 NUM_PAGES, SECONDS, NUM_UPDATES = 8, 4.0, 10
 ANSWER = "Keys and values lie in **blocks** of 16.\n\n- a list item with `code`\n- another\n\n```\nprint(1)\n```\n"

@@ -16,7 +16,7 @@ MAX_SCREENSHOT_BYTES = 300_000
 SHOWN_MS = 12_000  # of work in the picture of the observatory
 
 
-def test_nothing_overflows_on_a_phone(phone: Site) -> None:
+def test_on_a_phone_nothing_overflows_and_the_buttons_of_the_panels_cover_nothing_and_work(phone: Site) -> None:
     phone.ask("What can you do?")
     phone.figures.wait_for()
     assert phone.find_overflow() == []
@@ -32,9 +32,7 @@ def test_nothing_overflows_on_a_phone(phone: Site) -> None:
         phone.go_to(tab)
         phone.page.get_by_text(words).first.wait_for()
         assert phone.find_overflow() == [], tab
-
-
-def test_the_buttons_of_the_panels_cover_nothing_and_work_on_a_phone(phone: Site) -> None:
+    phone.go_to("Chat")
     state = phone.page.locator(".strip .state").bounding_box()
     for name in ("Chats", "Settings"):
         button = phone.page.get_by_role("button", name=name, exact=True).bounding_box()
@@ -46,7 +44,7 @@ def test_the_buttons_of_the_panels_cover_nothing_and_work_on_a_phone(phone: Site
     phone.ask("Count, please.")
     phone.wait_for(lambda: phone.num_running() == 1)
     phone.press_stop()
-    phone.figures.wait_for()
+    phone.figures.nth(1).wait_for()
 
 
 def test_the_list_of_chats_is_open_on_a_wide_screen_until_it_is_closed(chromium: Any, base_url: str) -> None:

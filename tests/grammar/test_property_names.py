@@ -32,7 +32,6 @@ SEPARATORS = {"spaced": (", ", ": "), "compact": (",", ":"), "any": (" ,\n", " :
 
 
 OBJECT, BOTH, NULL = {"type": "object"}, {"a": {}, "b": {}}, {"type": "null"}
-OVERLAP = [{"required": ["a"]}, {"properties": {"a": {"minimum": 3}}}]
 PAIR = {**CLOSED, "properties": {"a": {"type": "integer"}, "b": {}}}
 ONE_NULLS = {"type": "array", "items": {**CLOSED, "properties": {"a": NULL, "b": NULL}}, "maxItems": 1}
 

@@ -183,18 +183,6 @@ def test_an_important_arrival_displaces_one_request_also_while_masks_are_on_thei
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_no_more_steps_and_tokens_fly_than_allowed(depth: int) -> None:
-    house = SchedulerHarness(max_steps_in_flight=depth)
-    house.add(make_request("a", LASTING, max_tokens=20))
-    (request,) = house.scheduler.state.running
-    seen = []
-    while house.to_worker:
-        seen.append((house.scheduler.num_open_steps, request.num_in_flight))
-        turn(house)
-    assert max(seen) == (depth, depth)
-
-
-@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("ends", [True, False])
 def test_only_an_unforeseen_end_costs_a_token_for_each_step_that_was_planned_ahead(ends: bool, depth: int) -> None:
     """An end by length is foreseen."""
