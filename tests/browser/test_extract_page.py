@@ -55,6 +55,10 @@ def test_the_page_opens_with_a_proof_and_three_clicks_lead_to_a_record_of_ones_o
     assert email.input_value() == "ada@example.org" and site.page.get_by_role("radio", name="contact").is_checked()
     site.go_to("Text")
     assert text.input_value() == CONTACT and name.inner_text() == "Your text"
+    email.fill("ada@example.net")  # not sent, as while the server is down
+    site.reload()
+    site.wait_for(lambda: email.count() == 1 and email.input_value() == "ada@example.net")
+    site.page.get_by_text("typed by you").wait_for()
 
 
 def test_a_model_that_was_loaded_under_engine_reads_until_it_is_ended(two_models: Site) -> None:

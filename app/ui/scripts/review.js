@@ -208,4 +208,19 @@ const settle = () => {
   for (const input of all(".value")) if (now !== drawn || input !== document.activeElement) input.value = input.defaultValue;
   drawn = now;
 };
-watch("value", () => { settle(); mend(); restore(); compare(); });
+// What was typed and did not reach the server, as while it is down, is typed again into the same record after a reload.
+const EDITS = "troupe-edits";
+const madeOf = () => JSON.stringify({ ...element.querySelector(".record[data-text]")?.dataset });
+const keepEdits = () => {
+  const edits = Object.fromEntries(all(".value").filter(isEdited).map((input) => [input.dataset.pointer, input.value]));
+  try { sessionStorage.setItem(EDITS, Object.keys(edits).length ? JSON.stringify({ of: madeOf(), edits }) : ""); } catch { /* forbidden */ }
+};
+const giveEdits = () => {
+  let kept = null;
+  try { kept = JSON.parse(sessionStorage.getItem(EDITS) || "null"); } catch { /* forbidden */ }
+  if (kept?.of !== madeOf()) return;
+  try { sessionStorage.removeItem(EDITS); } catch { /* forbidden */ }
+  trigger("act", { action: "edit", pointer: "", seen: [], edits: kept.edits });
+};
+if (area?.id === "extract") window.addEventListener("pagehide", keepEdits, { signal: area.links.signal });
+watch("value", () => { settle(); mend(); restore(); compare(); if (area?.id === "extract") giveEdits(); });
