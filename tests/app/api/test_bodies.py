@@ -331,7 +331,8 @@ async def test_a_value_at_the_limit_of_depth_is_read_and_one_beyond_it_is_a_400(
             value = {"a": value}
         one = item | {"input": value, "action": value}
         message = {"role": "assistant", "content": [one]} if path == "messages" else one
-        body = {name: [message] if given == [] else given for name, given in fields.items()} | {"model": "fake"}
+        turns = [message, {"role": "user", "content": "a"}]
+        body = {name: turns if given == [] else given for name, given in fields.items()} | {"model": "fake"}
         status, reply = await server.post(f"/v1/{path}", body)
         assert status == wanted, reply
 
