@@ -19,7 +19,7 @@ Place = tuple[str | int, ...]
 MAX_JSON_VALUES = 200_000
 TOO_MANY_VALUES = f"has more than {MAX_JSON_VALUES} commas and brackets outside strings"
 PIECE_BYTES = 2**18
-MAX_DEPTH = 256  # Python has 1,000 calls, and what walks through a value later takes two or three for a level
+MAX_DEPTH = 850  # what is done with a value later takes more of Python's stack than its parsing
 VALUE_SIGNS = b",[{"
 # characters of a JSON string that are complete; two escapes are one character if the first is half of a pair
 CHARACTERS = re.compile(

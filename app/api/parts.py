@@ -169,9 +169,9 @@ def describe_block(block: Mapping[str, Any]) -> str:
     """Return what a service did as JSON, without ids and what only the service can read."""
     hidden = ("id", "status", "tool_use_id", "encrypted_content", "encrypted_index", "cache_control", "type")
 
-    def strip(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: strip(inner) for name, inner in value.items() if name not in hidden}
-        return [strip(inner) for inner in value] if isinstance(value, list) else value
+    def strip(found: Json) -> Json:
+        return {name: inner for name, inner in found.items() if name not in hidden}
 
-    return f"[{block['type']}] {json.dumps(strip(block), ensure_ascii=False)}"
+    # a walk in Python would need two calls for each level of a deep value
+    kept = json.loads(json.dumps(block), object_hook=strip)
+    return f"[{block['type']}] {json.dumps(kept, ensure_ascii=False)}"
