@@ -125,7 +125,7 @@ def test_contexts_of_similar_length_are_padded_together() -> None:
     """One long context among short ones must not pad them all: padding at most doubles a context."""
     batch = make_batch([(1, 10)] * 20 + [(1, 900)], num_heads=2, num_kv_heads=1, head_dim=8)
     parts = batch.plan.list_parts(None, batch.k_cache, batch.q)
-    assert sum(len(part.slots) for part in parts) == 20 * 10 + 900
+    assert sum(part.slots.numel() for part in parts) == 20 * 10 + 900
     assert_equals_reference(batch)
 
 
