@@ -230,7 +230,9 @@ def _find_text_part(data: dict[str, Any], where: str) -> tuple[dict[str, Any], d
     fields: dict[str, Any] = {"weight_prefix": part.prefix, "ignored_weights": part.ignored_weights}
     fields["weight_renames"] = part.renames
     if part.vision is not None:
-        token_id = reader.integer(part.image_key, minimum=0)
+        # Of the token that stands for a feature; the older name was published for models of all kinds.
+        named = [key for key in ("image_token_index", "image_token_id") if reader.take(key) is not None]
+        token_id = reader.integer(named[0] if named else "image_token_id", minimum=0)
         fields["vision"] = VisionSpec(
             part.vision, token_id, json.dumps(data, sort_keys=True), part.vision_prefix
         )

@@ -19,7 +19,6 @@ class TextPart:
     text_inert: frozenset[str] = frozenset()  # keys of the text part without influence
     vision: VisionKind | None = None  # None: images are not supported
     vision_prefix: str = "model."  # of the names of the image encoder's weights
-    image_key: str = "image_token_id"  # of the token that stands for a feature
 
 
 _IMAGE_WEIGHTS = ("vision_tower.", "multi_modal_projector.")
@@ -55,7 +54,7 @@ TEXT_PARTS: dict[str, TextPart] = {
                 *("vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index"),
             ]
         ),
-        _IMAGE_WEIGHTS, vision="gemma3", vision_prefix="", image_key="image_token_index",
+        _IMAGE_WEIGHTS, vision="gemma3", vision_prefix="",
     ),
     "mistral3": TextPart(
         frozenset(
@@ -64,7 +63,7 @@ TEXT_PARTS: dict[str, TextPart] = {
                 *("spatial_merge_size", "vision_feature_layer"),
             ]
         ),
-        _IMAGE_WEIGHTS, vision="pixtral", vision_prefix="", image_key="image_token_index",
+        _IMAGE_WEIGHTS, vision="pixtral", vision_prefix="",
     ),
     "lfm2_vl": TextPart(
         frozenset(

@@ -128,6 +128,8 @@ def test_a_config_of_qwen2_5_vl_may_have_text_and_images_in_one_object() -> None
     assert flat.vision is not None and flat.vision.image_token_id == 151655
     assert (flat.rope.axes == (0,) * 16 + (1,) * 24 + (2,) * 24 and flat.sliding_windows == nested.sliding_windows)
     assert replace(flat, vision=None) == replace(nested, vision=None)
+    older = {key: value for key, value in outer.items() if key != "image_token_id"} | {"image_token_index": 151655}
+    assert parse(older, text_config=text).vision.image_token_id == 151655  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="new_setting"):
         parse(text | outer, new_setting=3)
 
