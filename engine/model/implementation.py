@@ -20,6 +20,7 @@ from engine.model.families.text_parts import TEXT_PARTS
 from engine.model.formats.gguf_file import is_gguf
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "modernbert")  # and gemma3_text if it looks both ways
+_CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel")
 _BACKEND = "engine.model.transformers_backend.loader"
 
 
@@ -72,6 +73,11 @@ def read_model_config(
     data = override(read_json_object(folder / "config.json"), overrides)
     if model_impl != "troupe" and _is_encoder(data):
         return import_backend().read_encoder_config(folder, data)  # type: ignore[no-any-return]
+    if any(str(name).endswith(_CLASSIFIERS) for name in data.get("architectures") or ()):
+        raise ConfigError(
+            f"{folder / 'config.json'}: architectures={data['architectures']!r}: a decoder that classifies is not "
+            "supported; encoders that classify are, and decoders that generate or make embeddings"
+        )
     if model_impl == "troupe" or (model_impl == "auto" and _is_native(data)):
         return ModelConfig.from_dict(data, str(folder / "config.json"))
     return import_backend().read_config(folder, data if overrides else None)  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from engine.model import ModelConfig, read_eos_token_ids
+from engine.model import ModelConfig, read_eos_token_ids, read_model_config
 
 # As they are published.
 PUBLISHED = json.loads(Path(__file__).with_name("published_configs.json").read_text())
@@ -35,6 +35,12 @@ def test_unsupported_architecture_lists_the_supported_ones(names: Any) -> None:
     supported = "supported: LlamaForCausalLM, MistralForCausalLM, "
     with pytest.raises(ConfigError, match=supported):
         parse(SMOLLM2, architectures=names)
+
+
+def test_a_decoder_that_classifies_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM2 | {"architectures": ["LlamaForSequenceClassification"]}))
+    with pytest.raises(ConfigError, match="a decoder that classifies is not supported"):
+        read_model_config(tmp_path)
 
 
 @pytest.mark.parametrize(
