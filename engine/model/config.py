@@ -231,8 +231,8 @@ def _find_text_part(data: dict[str, Any], where: str) -> tuple[dict[str, Any], d
     fields["weight_renames"] = part.renames
     if part.vision is not None:
         # Of the token that stands for a feature; the older name was published for models of all kinds.
-        named = [key for key in ("image_token_index", "image_token_id") if reader.take(key) is not None]
-        token_id = reader.integer(named[0] if named else "image_token_id", minimum=0)
+        keys = [key for key in ("image_token_index", "image_token_id") if reader.take(key) is not None]
+        token_id = reader.integer(keys[0] if keys else "image_token_id", minimum=0)
         fields["vision"] = VisionSpec(
             part.vision, token_id, json.dumps(data, sort_keys=True), part.vision_prefix
         )
