@@ -60,7 +60,8 @@ UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3
 # A number of an account or a telephone with as many characters and digits may be divided in any way.
 MIN_CODE_CHARS, MIN_CODE_DIGITS, MAX_CODE_CHARS = 6, 4, 40
 CODE = re.compile(r"\+?[^\W_]+(?:[ ./()-]{1,3}[^\W_]+)*")
-DIVIDED = r"[ ./()-]{0,3}(?:\(0\)[ ./-]{0,2})?"
+# Atomic, so that a text of many zeros in brackets takes linear time.
+DIVIDED = r"(?>(?:[ ./-]{0,3}\(0\))?[ ./()-]{0,3})"
 # A word that is divided at the end of a line.
 HYPHENATED = r"(?P<divided>(?<=[^\W\d_])[-‐][ \t]*\n[ \t]*(?=[^\W\d_]))"
 SAME_CHARACTERS = str.maketrans({"İ": "i", "’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "‑": "-"})
