@@ -17,6 +17,7 @@ from fastapi.responses import Response, StreamingResponse
 from app.api.batch import ROUTES, check_lines
 from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import FOR_ANTHROPIC, ApiError, BadRequest
+from app.api.fields import warn
 from app.api.jobs import add_job, cancel, find_object, list_objects, to_seconds
 from app.api.model_pool import Pool
 from app.api.protocol import Fields
@@ -42,7 +43,6 @@ class BatchRequest(Fields):
     endpoint: str
     completion_window: Literal["24h"] = "24h"
     metadata: dict[str, str] | None = None
-    output_expires_after: dict[str, Any] | None = None
 
 
 @router.post("/v1/files")
@@ -52,6 +52,8 @@ async def upload_file(
     """Keep a file."""
     if purpose is None and not FOR_ANTHROPIC.get():
         raise BadRequest("purpose is required", "purpose", "missing_field")
+    for field in (await request.form()).keys() - {"file", "purpose"}:
+        warn(f"{field[:MAX_NAME_CHARS]} is not known here and was left out")
     describe = choose_format()
     name = PurePath(file.filename or "file").name[-MAX_NAME_CHARS:]
     file_id = f"file-{secrets.token_hex(16)}"

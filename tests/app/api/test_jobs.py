@@ -90,7 +90,11 @@ async def test_the_official_client_runs_a_batch_from_upload_to_removal() -> None
         with pytest.raises(openai.BadRequestError, match="completed"):
             await client.batches.cancel(batch.id)
         assert (await server.ask(f"/v1/jobs/{batch.id}", "DELETE"))[0] == 200
-        later = await client.files.create(file=b"{}", purpose="batch")
+        reply = await client.files.with_raw_response.create(
+            file=b"{}", purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+        )
+        assert "expires_after" in reply.headers["x-troupe-warning"]
+        later = reply.parse()
         assert [each.id async for each in client.files.list()] == [later.id, file.id]
         assert [each.id async for each in client.files.list(order="asc", limit=1)] == [file.id, later.id]
 
