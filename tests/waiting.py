@@ -1,14 +1,16 @@
 """Waiting for what can only be looked at from outside."""
 
 import asyncio
+import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Any
 
 
-async def wait_until(condition: Callable[[], bool | Awaitable[bool]], within_s: float = 60.0) -> None:
+async def wait_until(condition: Callable[[], Any], within_s: float = 60.0) -> None:
     """Poll a condition, which may be awaitable; nothing has an event for it. Fails after `within_s` seconds."""
     async with asyncio.timeout(within_s):
-        while not (found if isinstance(found := condition(), bool) else await found):
+        while not (await found if inspect.isawaitable(found := condition()) else found):
             await asyncio.sleep(0.002)
 
 

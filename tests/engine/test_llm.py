@@ -116,7 +116,7 @@ def user(content: object) -> list[dict[str, object]]:
     ],
 )
 def test_parts_are_joined_into_one_text(content: object) -> None:
-    assert read_messages(user(content)) == [{"role": "user", "content": "one two"}]
+    assert read_messages(user(content)) == ([{"role": "user", "content": "one two"}], [])
 
 
 def test_other_keys_stay_and_the_callers_messages_too() -> None:
