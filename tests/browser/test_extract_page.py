@@ -226,6 +226,33 @@ def test_a_text_that_is_typed_while_the_page_opens_stays(unopened: Site) -> None
     site.page.get_by_text("The text or the schema has changed").wait_for()
 
 
+# Returns whether each step of the drag was taken from the browser, and whether the page was outlined meanwhile.
+DRAG = """(target, text) => {
+const dataTransfer = new DataTransfer();
+dataTransfer.items.add(new File([text], "dropped.txt", { type: "text/plain" }));
+return ["dragover", "drop"].map((kind) => {
+  const event = new DragEvent(kind, { bubbles: true, cancelable: true, dataTransfer });
+  target.dispatchEvent(event);
+  return [event.defaultPrevented, document.querySelector("#extract").matches(".dropping")];
+});
+}"""
+
+
+def test_a_file_is_taken_wherever_it_is_dropped_on_extract_and_opened_nowhere_else(workbench: Site) -> None:
+    page = workbench.page
+    page.get_by_text("please check").wait_for()
+    text = page.get_by_role("textbox", name="Text", exact=True)
+    for place in (".evidence mark", ".record-side", "#samples"):
+        workbench.go_to("Evidence")
+        assert page.locator(f"#extract {place}").first.evaluate(DRAG, place) == [[True, True], [True, False]]
+        workbench.wait_for(lambda place=place: text.is_visible() and text.input_value() == place)
+        page.locator("#source-name", has_text="dropped.txt").wait_for()
+    workbench.go_to("Chat")
+    assert page.locator("#talk").evaluate(DRAG, "elsewhere") == [[True, False], [True, False]]
+    workbench.go_to("Extract")
+    assert "elsewhere" not in text.input_value()
+
+
 def test_a_value_and_its_evidence_light_up_and_say_why(site: Site) -> None:
     site.extract(INVOICE)
     # The parts of one update reach the page one after the other.

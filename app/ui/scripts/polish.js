@@ -122,18 +122,17 @@ const showLink = () => {
   if (hash !== location.hash) history.replaceState(history.state, "", hash);
 };
 window.addEventListener("hashchange", () => { wanted = location.hash.slice(1); openLink(); });
-// A file dropped on the text is opened as with the button.
+// A file dropped while Extract is open is opened there; no dropped file takes the place of the app.
 for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
-  const box = event.target.closest?.("#source"), files = event.dataTransfer?.files;
-  if (!box) return;
-  box.classList.toggle("dropping", kind === "dragover");
-  if (kind === "dragleave") return;
-  if (kind === "dragover" && ![...event.dataTransfer.types].includes("Files")) return;
-  const input = document.querySelector("#open-file input[type=file]") || document.querySelector("#open-file")?.parentElement.querySelector("input[type=file]");
-  if (kind === "drop" && (!files.length || !input)) return;
-  event.preventDefault();
-  if (kind === "dragover") return;
-  input.files = files;
+  if (!event.dataTransfer?.types.includes("Files")) return;
+  const page = document.querySelector("#extract"), isTaken = Boolean(isVisible(page));
+  page?.classList.toggle("dropping", isTaken && (kind === "dragover" || (kind === "dragleave" && event.relatedTarget !== null)));
+  if (kind !== "dragleave") event.preventDefault();
+  if (!isTaken) return;
+  event.stopPropagation(); // the editor of the schema would write the file's text into it
+  const input = document.querySelector("#open-file").parentElement.querySelector("input[type=file]");
+  if (kind !== "drop" || !input) return;
+  input.files = event.dataTransfer.files;
   input.dispatchEvent(new Event("change", { bubbles: true }));
 }, true);
 // A theme chosen here takes precedence over the system's.
