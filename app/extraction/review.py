@@ -88,10 +88,10 @@ def put_value(record: Any, pointer: str, value: Any) -> Any:
 
 
 def _empty_like(value: Any) -> Any:
-    """Return the same structure without its values."""
+    """Return the same structure without its values: a text is "", and 0 or false would be values."""
     if isinstance(value, dict):
         return {name: _empty_like(inner) for name, inner in value.items()}
-    return None if value is None else type(value)()  # [], "", 0 or false
+    return type(value)() if isinstance(value, list | str) else None
 
 
 def _find_owner(record: Any, pointer: str) -> tuple[Any, Any]:

@@ -294,6 +294,14 @@ def test_corrections_show_at_once_and_an_approved_record_is_compared_with_later_
     site.page.get_by_text("typed by you").wait_for()
     items = site.page.get_by_role("button", name="Remove line_items")
     count = items.count()
+    site.page.get_by_role("button", name="Add an item after line_items › 1").click()
+    site.wait_for(lambda: items.count() == count + 1)
+    site.page.get_by_text("description, quantity, unit_price fill in").wait_for()
+    site.wait_for(lambda: site.page.evaluate("document.activeElement.ariaLabel") == "line_items › 2 › description")
+    assert site.page.get_by_role("textbox", name="line_items › 2 › quantity").input_value() == ""
+    assert site.page.get_by_role("button", name="Approve when filled in").is_disabled()
+    site.page.get_by_role("button", name="Remove line_items › 2").click()
+    site.wait_for(lambda: items.count() == count)
     items.last.click()
     site.wait_for(lambda: items.count() == count - 1)
     assert vendor.input_value() == "Northwind Ltd"

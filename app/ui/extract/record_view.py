@@ -12,7 +12,7 @@ from app.extraction.flags import ENDED
 from app.extraction.json_spans import Path
 from app.extraction.pointers import escape_pointer
 from app.extraction.review import Change
-from app.ui.extract.shown import Shown, digest
+from app.ui.extract.shown import FILL_IN, Shown, digest
 from app.ui.extract.table_rows import count_rows
 from app.ui.figures import describe_output
 
@@ -51,6 +51,8 @@ def _judge(shown: Shown) -> tuple[str, str, str]:
             return "cut", "approved", words
         words = f"{unseen} of {count} values unseen, which do not count as checked" if unseen else "every value checked"
         return "good", "approved", words
+    if shown.to_fill:
+        return "cut", FILL_IN, "the row that was added has empty values"
     if not result.valid:
         if result.finish_reason == "length":
             return "cut", "cut off", result.errors[0].removeprefix("cut off: ")
@@ -159,9 +161,9 @@ class _View:
         return words + "".join(f'<small class="check">{each}</small>' for each in texts)
 
     def _render_value(self, leaf: Leaf) -> str:
-        text = html.escape(_spell(leaf))
         if self.shown is None:
-            return f'<span class="growing">{text}</span>'
+            return f'<span class="growing">{html.escape(_spell(leaf))}</span>'
+        text = "" if leaf.pointer in self.shown.to_fill else html.escape(_spell(leaf))
         num_lines = min(6, max(1, -(-len(text) // 40)))
         place, name = html.escape(leaf.pointer, quote=True), show_path(leaf.path) or "value"
         return (
@@ -187,7 +189,8 @@ class _View:
         is_checked = pointer in self.shown.checked
         if pointer in self.reasons:
             kind, sign = (
-                ("aside", "checked by you: ") if is_checked
+                ("check", "") if pointer in self.shown.to_fill
+                else ("aside", "checked by you: ") if is_checked
                 else ("aside", "approved unseen: ") if self.shown.is_approved
                 else ("check", "Check: ")
             )
@@ -246,9 +249,14 @@ def _render_review(shown: Shown) -> str:
     changes = shown.changes.values()
     num_same = sum(change.kind == "same" for change in changes)
     against = f'<span class="against">{num_same} of {len(changes)} fields as approved before</span>' if changes else ""
-    word = "Approved" if shown.is_approved else "Approve" if shown.result.valid else "Approve when valid"
+    word = (
+        "Approved" if shown.is_approved
+        else "Approve when filled in" if shown.to_fill
+        else "Approve" if shown.result.valid
+        else "Approve when valid"
+    )
     disabled = "" if word == "Approve" else " disabled"
-    unseen = f", {len(shown.unseen)} unseen" if shown.unseen and word != "Approve when valid" else ""
+    unseen = f", {len(shown.unseen)} unseen" if shown.unseen and " when " not in word else ""
     is_to_look = word == "Approve" and not set(shown.to_check).isdisjoint(shown.unseen)
     approve = LOOK_FIRST if is_to_look else f"{word}{unseen}"
     return (

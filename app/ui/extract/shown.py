@@ -18,6 +18,7 @@ from app.extraction.json_spans import Leaf, Scalar, scan
 from app.extraction.review import Change, EditError, apply_edits, change_items, compare, put_value
 from app.ui.extract.pages import Opened
 
+FILL_IN = "fill in"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -31,6 +32,7 @@ class Shown:
         by_hand: pointers of the values that the user typed.
         checked: pointers of the values that the user confirmed.
         seen: pointers of the values that the user clicked or came to with the keyboard.
+        empty: pointers of the values of added items that nobody has typed yet.
         verified: the record that was approved before for the same text and schema.
     """
 
@@ -46,6 +48,7 @@ class Shown:
     by_hand: frozenset[str] = frozenset()
     checked: frozenset[str] = frozenset()
     seen: frozenset[str] = frozenset()
+    empty: frozenset[str] = frozenset()
     is_approved: bool = False
 
     def __post_init__(self) -> None:
@@ -78,7 +81,13 @@ class Shown:
             pointer, _, why = error.partition(": ")
             if any(leaf.pointer == pointer for leaf in self.result.leaves):
                 found[pointer] = (why, *found.get(pointer, ()))
+        found |= dict.fromkeys(sorted(self.to_fill), (FILL_IN,))
         return {pointer: reasons for pointer, reasons in found.items() if reasons}
+
+    @property
+    def to_fill(self) -> frozenset[str]:
+        """Return the pointers of the empty values that the user has not confirmed to be right as they are."""
+        return self.empty - self.checked
 
     @property
     def to_check(self) -> list[str]:
@@ -113,8 +122,9 @@ class Shown:
             case "add" | "remove":
                 return shown.change(*change_items(shown.result.record, pointer, action))
             case "approve":
-                if not shown.result.valid:
-                    raise EditError("; ".join(shown.result.errors))
+                if not shown.result.valid or shown.to_fill:
+                    errors = shown.result.errors or [f"{each}: {FILL_IN}" for each in sorted(shown.to_fill)]
+                    raise EditError("; ".join(errors))
                 return replace(shown, checked=shown.checked | shown.seen, is_approved=True)
         return shown
 
@@ -127,12 +137,18 @@ class Shown:
     def change(self, record: Any, find_before: Callable[[str], str | None] = lambda pointer: pointer) -> Shown:
         leaves = scan(json.dumps(record) + " ").leaves
         before = {leaf.pointer: find_before(leaf.pointer) for leaf in leaves}
+        added = {pointer for pointer, old in before.items() if old is None or old in self.empty}
+        empty = frozenset(leaf.pointer for leaf in leaves if leaf.pointer in added and leaf.value in (None, ""))
         origin = {
-            pointer: self.origin[old] for pointer, old in before.items() if old is not None and old in self.origin
+            pointer: self.origin[old]
+            for pointer, old in before.items()
+            if old is not None and old in self.origin and pointer not in empty
         }
         drafted = {leaf.pointer: leaf for leaf in self.drafted.leaves}
         by_hand = frozenset(
-            leaf.pointer for leaf in leaves if not _is_as(leaf, drafted.get(origin.get(leaf.pointer, "-")))
+            leaf.pointer
+            for leaf in leaves
+            if leaf.pointer not in empty and not _is_as(leaf, drafted.get(origin.get(leaf.pointer, "-")))
         )
         confidence = {
             pointer: self.drafted.confidence[old]
@@ -143,7 +159,8 @@ class Shown:
         checked = frozenset(pointer for pointer, old in before.items() if old in self.checked)
         seen = frozenset(pointer for pointer, old in before.items() if old in self.seen)
         return replace(
-            self, result=result, origin=origin, by_hand=by_hand, checked=checked - by_hand, seen=seen, is_approved=False
+            self, result=result, origin=origin, by_hand=by_hand, checked=checked - by_hand, seen=seen, empty=empty,
+            is_approved=False,
         )
 
     def dump(self) -> dict[str, Any]:
@@ -154,7 +171,8 @@ class Shown:
             "finish_reason": self.result.finish_reason,
             "notes": list(self.result.notes), "sure_from": self.result.sure_from, "draft": draft,
             "choices": {pointer: asdict(choice) for pointer, choice in self.choices.items()},
-            "checked": sorted(self.checked), "seen": sorted(self.seen), "approved": self.is_approved,
+            "checked": sorted(self.checked), "seen": sorted(self.seen), "empty": sorted(self.empty),
+            "approved": self.is_approved,
         }
 
 
@@ -170,7 +188,8 @@ def restore(kept: Mapping[str, Any], text: str, schema: Schema) -> Shown:
     if "draft" not in kept:
         return shown
     checked, seen = frozenset(kept["checked"]), frozenset(kept.get("seen", ()))
-    return replace(shown.change(kept["record"]), checked=checked, seen=seen, is_approved=kept["approved"])
+    shown = replace(shown, empty=frozenset(kept.get("empty", ()))).change(kept["record"])
+    return replace(shown, checked=checked, seen=seen, is_approved=kept["approved"])
 
 
 def _is_as(leaf: Leaf, drafted: Leaf | None) -> bool:

@@ -40,7 +40,7 @@ const step = (isBack) => {
 };
 
 // Every correction draws the record again: what had the focus gets it back, with what was typed meanwhile.
-let held = null, last = null;
+let held = null, last = null, added = "";
 const hold = ({ target }) => {
   if (!target.dataset?.key) return;
   held = { key: target.dataset.key };
@@ -49,6 +49,8 @@ const hold = ({ target }) => {
   Object.assign(held, { text: isEdited(target) ? target.value : null, range: [target.selectionStart, target.selectionEnd] });
 };
 const restore = () => {
+  const fresh = added && all(".flagged .value").find(({ dataset }) => `${dataset.pointer}/`.startsWith(added));
+  if (fresh) { added = ""; goTo(fresh.closest("[data-field]")); return; }
   const node = held && all("[data-key]").find((each) => each.dataset.key === held.key);
   if (!node || (document.activeElement && document.activeElement !== document.body)) return;
   if (typeof held.text === "string") node.value = held.text;
@@ -63,7 +65,7 @@ element.addEventListener("focusin", ({ target }) => {
   target.closest("[data-field]").classList.add("seen");
   const [numToLook, numUnseen] = [".flagged", "[data-field]"].map((cells) => all(`${cells}:not(.seen)`).length);
   const button = element.querySelector(".approve"), word = button?.dataset.word;
-  if (!numToLook && button && word !== "Approve when valid") button.textContent = numUnseen ? `${word}, ${numUnseen} unseen` : word;
+  if (!numToLook && button && !word.includes(" when ")) button.textContent = numUnseen ? `${word}, ${numUnseen} unseen` : word;
   trigger("look");
 });
 element.addEventListener("change", ({ target }) => { if (target.matches?.(".value") && isEdited(target)) act("edit", target.dataset.pointer); });
@@ -74,6 +76,8 @@ const press = (event) => {
   if (unseen) { goTo(unseen); return; }
   if (button.dataset.act === "next") { step(false); return; }
   if (held) held.text = null;
+  // The first value of a new item gets the focus when it is drawn.
+  added = button.dataset.act === "add" ? button.dataset.pointer.replace(/\d+$/, (index) => `${Number(index) + 1}/`) : "";
   act(button.dataset.act, button.dataset.pointer);
 };
 element.addEventListener("click", press);

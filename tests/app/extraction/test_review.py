@@ -38,6 +38,11 @@ def test_after_a_change_of_items_every_value_is_found_where_it_was(
     assert record["a"] == changed and {after: find_before(after) for after in before} == before
 
 
+def test_the_values_of_an_added_item_are_empty() -> None:
+    record, _ = change_items([{"name": "x", "price": 5, "is_paid": True, "tags": ["y"]}], "/0", "add")
+    assert record[1] == {"name": "", "price": None, "is_paid": None, "tags": []}
+
+
 @pytest.mark.parametrize("pointer", ["/b", "/a/5", "/a/x", "/a"])
 def test_an_edit_of_no_value_is_refused(pointer: str) -> None:
     with pytest.raises(EditError, match=repr(pointer)):

@@ -26,7 +26,7 @@ from app.ui.extract.approvals import read_trust
 from app.ui.extract.record_view import EMPTY, render_why
 from app.ui.extract.run import add_example
 from app.ui.extract.saving import FILE_FORMATS, save_record
-from app.ui.extract.shown import Shown
+from app.ui.extract.shown import Shown, restore
 from app.ui.extract.tab import PROOF, ExtractTab
 from app.ui.model_choice import ModelChoice
 from app.ui.owner import find_owner
@@ -470,11 +470,33 @@ async def test_marks_follow_the_items_that_come_and_go() -> None:
     assert removed.by_hand == {"/lines/1/price"} and "/lines/0/name" in removed.checked
     assert removed.result.confidence["/lines/0/name"] == 0.6 and removed.result.confidence["/lines/1/name"] == 0.7
     added = await act(tab, removed, "add", "/lines/0")
-    assert added.shown.by_hand == {"/lines/1/name", "/lines/1/price", "/lines/2/price"}
+    assert added.shown.by_hand == {"/lines/2/price"}
     sure = added.shown.result.confidence
     assert sure["/lines/2/name"] == 0.7 and "/lines/1/name" not in sure
     assert 'aria-label="lines › 2 › name"' in added.fields and json.loads(added.record)["lines"][1]["name"] == ""
     assert "not done" in (await act(tab, removed, "add", "/lines/9")).badge
+
+
+async def test_an_added_item_is_to_be_filled_in_before_the_record_is_approved() -> None:
+    tab, _ = make_tab()
+    item = ITEM | {"properties": ITEM["properties"] | {"note": {"type": ["string", "null"]}}}
+    schema = {"type": "object", "properties": {"lines": {"type": "array", "items": item}}}
+    drafted = (await run(tab))[-1].shown.result
+    record = {"lines": [{"name": "Ada", "price": 1, "note": None}, {"name": "Bob", "price": 2, "note": None}]}
+    shown = Shown(make_again(schema, "Ada 1, Bob 2", drafted, record), "Ada 1, Bob 2", schema, "fake")
+    added = await act(tab, shown, "add", "/lines/0")
+    new = ["/lines/1/name", "/lines/1/price", "/lines/1/note"]
+    assert set(added.shown.to_check) == set(new) and added.shown.unseen[3:6] == new
+    assert added.fields.count('></textarea>') == 3 and "<b>name, price, note</b> fill in" in added.fields
+    assert "typed by you" not in added.fields and " disabled>Approve when filled in<" in added.fields
+    assert ">fill in<" in added.badge and "not done" in (await act(tab, added.shown, "approve")).badge
+    half = await act(tab, added.shown, **{"lines/1/price": "3"})
+    kept = restore(half.shown.dump(), half.shown.text, schema)
+    assert kept.to_check == half.shown.to_check == ["/lines/1/name", "/lines/1/note"]
+    assert half.shown.by_hand == {"/lines/1/price"} and "not done" in (await act(tab, kept, "approve")).badge
+    # What is right without a value is confirmed.
+    done = half.shown.act({"edits": {"/lines/1/name": "Cy"}}).act({"action": "check", "pointer": "/lines/1/note"})
+    assert done.to_check == [] and done.act({"action": "approve"}).is_approved
 
 
 async def test_sums_counts_and_marks_follow_each_correction_at_once() -> None:
