@@ -135,6 +135,10 @@ for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(
   input.files = event.dataTransfer.files;
   input.dispatchEvent(new Event("change", { bubbles: true }));
 }, true);
+// Gradio opens a list when it gets the focus, which it keeps when Escape closes it.
+document.addEventListener("mousedown", ({ target }) => {
+  if (target === document.activeElement && target.matches('[role="combobox"][aria-expanded="false"]')) target.blur();
+}, true);
 // A theme chosen here takes precedence over the system's.
 const THEME = "troupe-theme";
 const setTheme = (theme) => {
