@@ -257,13 +257,14 @@ def _render_review(shown: Shown) -> str:
     )
     disabled = "" if word == "Approve" else " disabled"
     unseen = f", {len(shown.unseen)} unseen" if shown.unseen and " when " not in word else ""
+    undo = '<button type="button" data-act="bring back">Undo the removal</button>' if shown.before else ""
     is_to_look = word == "Approve" and not set(shown.to_check).isdisjoint(shown.unseen)
     approve = LOOK_FIRST if is_to_look else f"{word}{unseen}"
     return (
         f'<div class="review"><button type="button" data-act="next" data-key="next" title="{HELP}"'
         f'{"" if shown.to_check else " disabled"}>{text}</button>'
         f'<button type="button" class="approve" data-act="approve" data-key="approve" data-word="{word}"{disabled}>'
-        f"{approve}</button>{against}</div>"
+        f"{approve}</button>{undo}{against}</div>"
     )
 
 

@@ -50,6 +50,7 @@ class Shown:
     seen: frozenset[str] = frozenset()
     empty: frozenset[str] = frozenset()
     is_approved: bool = False
+    before: Shown | None = None  # before an item was removed, if that was the last thing done
 
     def __post_init__(self) -> None:
         if self.drafted is None:
@@ -116,11 +117,14 @@ class Shown:
             shown = shown.change(apply_edits(self.result.record, edits, self.schema))
         match action:
             case "check":
-                return replace(shown, checked=shown.checked | {pointer})
+                return replace(shown, checked=shown.checked | {pointer}, before=None)
             case "undo":
                 return shown.change(put_value(shown.result.record, pointer, shown.draft_of(pointer)))
             case "add" | "remove":
-                return shown.change(*change_items(shown.result.record, pointer, action))
+                changed = shown.change(*change_items(shown.result.record, pointer, action))
+                return replace(changed, before=replace(shown, before=None)) if action == "remove" else changed
+            case "bring back" if shown.before is not None:
+                return shown.before
             case "approve":
                 if not shown.result.valid or shown.to_fill:
                     errors = shown.result.errors or [f"{each}: {FILL_IN}" for each in sorted(shown.to_fill)]
@@ -160,7 +164,7 @@ class Shown:
         seen = frozenset(pointer for pointer, old in before.items() if old in self.seen)
         return replace(
             self, result=result, origin=origin, by_hand=by_hand, checked=checked - by_hand, seen=seen, empty=empty,
-            is_approved=False,
+            is_approved=False, before=None,
         )
 
     def dump(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from app.extraction.schema_check import SchemaChecker
 from app.store import Store
 from app.ui.examples import Examples
 from app.ui.extract.approvals import read_trust
-from app.ui.extract.record_view import EMPTY, render_why
+from app.ui.extract.record_view import EMPTY, render_fields, render_why
 from app.ui.extract.run import add_example
 from app.ui.extract.saving import FILE_FORMATS, save_record
 from app.ui.extract.shown import Shown, restore
@@ -469,6 +469,8 @@ async def test_marks_follow_the_items_that_come_and_go() -> None:
     removed = (await act(tab, typed, "remove", "/lines/0")).shown
     assert removed.by_hand == {"/lines/1/price"} and "/lines/0/name" in removed.checked
     assert removed.result.confidence["/lines/0/name"] == 0.6 and removed.result.confidence["/lines/1/name"] == 0.7
+    assert removed.act({"action": "bring back"}) == typed and "Undo the removal" in render_fields(removed)
+    assert "Undo the removal" not in render_fields(removed.act({"action": "check", "pointer": "/lines/0/price"}))
     added = await act(tab, removed, "add", "/lines/0")
     assert added.shown.by_hand == {"/lines/2/price"}
     sure = added.shown.result.confidence
