@@ -9,6 +9,7 @@ An older file, and what an older version kept in the browser, has `messages` and
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,14 @@ Json = dict[str, Any]
 
 MAX_LISTED = 200
 MAX_TITLE_CHARS = 60
+MAX_READ_CHARS = 1000  # of a question, for its title
+# Code, a link, emphasis, and what begins a heading, a quote or an item of a list.
+MARKUP = re.compile(
+    r"(?<!`)(?P<ticks>`{1,4})(?!`)(?:[\w+#-]*\n)?(?P<code>.+?)(?<!`)(?P=ticks)(?!`)"
+    r"|!?\[(?P<link>[^\]]*)\]\([^)\s]*\)|^[ \t]*(?:#{1,6}|[>*+-])[ \t]+"
+    r"|(?<![\w*])(?P<mark>\*{1,3}|_{1,3}|~~)(?=\S)(?P<text>.+?)(?<=\S)(?P=mark)(?![\w*])",
+    re.DOTALL | re.MULTILINE,
+)
 # The latest date that a browser can represent.
 MAX_TIME_S = 8_640_000_000_000
 ROLES = ("user", "assistant", "system")
@@ -237,9 +246,15 @@ def end_pending(history: History) -> History:
 
 
 def make_title(messages: History) -> str:
-    """Return the first question, shortened; the name of its file if it has no words."""
+    """Return the first question as plain text, shortened; the name of its file if it has no words."""
     asked = (each for each in messages if each["role"] == "user")
-    texts = (each["metadata"]["title"] if is_file(each) else read_text(each["content"]) for each in asked)
+    texts = (each["metadata"]["title"] if is_file(each) else _drop_markup(read_text(each["content"])) for each in asked)
     first = next(filter(None, texts), "")
     line = " ".join(first.split())
     return line if len(line) <= MAX_TITLE_CHARS else line[: MAX_TITLE_CHARS - 1] + "…"
+
+
+def _drop_markup(text: str) -> str:
+    """Return the beginning of a Markdown text as plain text; code stays as it was written."""
+    read = text[:MAX_READ_CHARS]
+    return MARKUP.sub(lambda match: match["code"] or _drop_markup(match["link"] or match["text"] or ""), read)

@@ -109,5 +109,12 @@ async def test_chats_are_found_by_title_and_text_of_every_version() -> None:
     assert await store.run(chats.list_chats, "b", "t") == []
 
 
-def test_a_title_is_the_first_question_shortened() -> None:
+def test_a_title_is_the_first_question_as_plain_text_shortened() -> None:
     assert chats.make_title([user_message("x" * 99)]) == "x" * 59 + "…" and chats.make_title([]) == ""
+    titles = {
+        "**Bold** and `code` and *it*": "Bold and code and it", "# Why `__init__`?\n- a\n- b": "Why __init__? a b",
+        "***[A **link**](https://a.b)***": "A link", "2 * 3 * 4 = 2*3*4, snake_case": "2 * 3 * 4 = 2*3*4, snake_case",
+        "Run\n```python\nprint(1)\n```": "Run print(1)", "**Open and `shut": "**Open and `shut",
+    }
+    for question, title in titles.items():
+        assert chats.make_title([user_message(question)]) == title
