@@ -24,12 +24,23 @@ def make_lean(demo: gr.Blocks) -> None:
     queue = demo._queue
     queue.max_thread_count = MAX_EVENTS
     queue.sleep_when_free, queue.progress_update_sleep_when_free = LOOK_S, PROGRESS_LOOK_S
+    hide_progress(demo)
     # Turn off the table of all events that Gradio computes in a thread from time to time; it is unused here.
     queue.ANAYLTICS_CACHE_FREQUENCY = 2**31
     queue.ANALYTICS_MAX_EVENTS = 1
     # Gradio sets up matplotlib around every update, or tries to import it; this page does not use matplotlib.
     gr.utils.MatplotlibBackendMananger = nullcontext  # type: ignore[assignment, misc]
     describe_once(demo)
+
+
+def hide_progress(demo: gr.Blocks) -> None:
+    """Keep the state of events without a progress display from their components.
+
+    With every update of a growing answer the browser otherwise takes the state of all events to all their components.
+    """
+    for function in demo.fns.values():
+        if function.show_progress == "hidden":
+            function.show_progress_on = []
 
 
 def describe_once(demo: gr.Blocks) -> None:

@@ -11,11 +11,13 @@ from app.ui.lean import LOOK_S, make_lean
 
 def build_page() -> gr.Blocks:
     with gr.Blocks() as demo:
-        gr.Textbox("before", label="Name", elem_id="name")
+        name = gr.Textbox("before", label="Name", elem_id="name")
         gr.Slider(0, 2, 0.5, label="Temperature", info="how bold")
         gr.UploadButton("Open", file_types=[".json"])
         gr.Dataframe([[1, 2]], headers=["a", "b"])
         gr.State([1])
+        name.submit(None, name, name, js="(text) => text", show_progress="hidden")
+        name.blur(None, name, name, js="(text) => text")
     return demo
 
 
@@ -45,6 +47,13 @@ async def test_what_a_session_changes_is_its_own() -> None:
     one._update_config(key)
     assert one.config_values[key]["props"]["label"] == "Other name"
     assert SessionState(demo).config_values[key]["props"]["label"] == "Name"
+
+
+async def test_only_an_event_that_shows_progress_changes_the_state_of_its_components() -> None:
+    demo = build_page()
+    make_lean(demo)
+    hidden, shown = demo.get_config_file()["dependencies"]
+    assert (hidden["show_progress_on"], shown["show_progress_on"]) == ([], None)
 
 
 async def test_the_queue_looks_as_often_as_it_must() -> None:
