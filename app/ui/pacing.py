@@ -1,4 +1,4 @@
-"""Paces an engine stream for a browser: at most 15 updates a second, and a sign of life while nothing comes.
+"""Paces an engine stream for a browser: at most 8 updates a second, and a sign of life while nothing comes.
 
 Gradio notices a closed tab only when a handler yields, so silence must not last (a waiting request
 would stay queued); and every yield costs it a third of a millisecond, so tokens are not sent one by one.
@@ -14,7 +14,7 @@ from app.concurrency import cancel_all
 
 T = TypeVar("T")
 
-UPDATE_INTERVAL_S = 1 / 15
+UPDATE_INTERVAL_S = 1 / 8
 HEARTBEAT_S = 0.25
 
 

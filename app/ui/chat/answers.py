@@ -93,6 +93,11 @@ class Answer:
             seen = self._num_changes
             yield
 
+    async def rest(self, seconds: float) -> None:
+        """Wait so long, or until the answer ends."""
+        if seconds and self._task is not None:
+            await asyncio.wait({self._task}, timeout=seconds)
+
     def save(self) -> None:
         """Write the answer into the store."""
         if self.write is not None:

@@ -48,6 +48,7 @@ from app.ui.pacing import pace
 from engine import Engine, InvalidRequest, RequestOutput, SamplingParams
 
 WAITING = "…"
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 2.0
 EMPTY: Mapping[str, Written] = {}
 REMOVED = "This chat was removed in another tab, so nothing was sent. Begin a new chat."
 
@@ -66,6 +67,7 @@ class Turn:
         is_left: the page now shows another chat, or went back to before this turn.
         is_watched: an event is showing the answer while it grows.
         is_shown: the answer is in the history that was sent to the page.
+        pause_s: seconds between updates of a page that draws slower than the answer grows.
     """
 
     history: History
@@ -75,6 +77,7 @@ class Turn:
     is_left: bool = False
     is_watched: bool = False
     is_shown: bool = False
+    pause_s: float = 0.0
 
     @property
     def growing(self) -> History:
@@ -177,6 +180,11 @@ class ChatRun:
         if turn is not None:
             turn.answer.stop()
 
+    async def slow_down(self, turn: Turn | None) -> None:
+        """Send fewer updates to a page that is behind; each has all of the answer so far."""
+        if turn is not None:
+            turn.pause_s = min(2 * turn.pause_s + FIRST_PAUSE_S, MAX_PAUSE_S)
+
     async def watch(self, turn: Turn | None) -> AsyncGenerator[History, None]:
         """Show the answer. Only the growing messages are sent, because the whole history would be redrawn."""
         if turn is None or turn.is_watched or turn.is_shown:
@@ -190,6 +198,7 @@ class ChatRun:
                     if turn.is_left:
                         break
                     yield turn.growing
+                    await turn.answer.rest(turn.pause_s)
             yield gr.skip()
         finally:
             turn.is_watched = False

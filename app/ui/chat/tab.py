@@ -382,6 +382,7 @@ class ChatTab(ChatRun):
             self._finish(begin.then(self.watch, turn, self.growing, **QUIET))
         textbox.change(None, textbox, None, js=NAME_FILES, **AT_ONCE)
         textbox.stop(self.stop, turn, None, **AT_ONCE)
+        self.branches.behind(self.slow_down, turn, None, **AT_ONCE)
 
     def _connect_history(self, opened: list[gr.components.Component]) -> None:
         thread, turn, chats = self.thread, self.turn, self.chats

@@ -1,4 +1,5 @@
 // The versions of the conversation: a small switch under each message that has several; and a way to go on with the last.
+// It also tells the server when the page draws an answer slower than it grows.
 const host = element.querySelector(".branches");
 let shown = [];
 const draw = () => {
@@ -38,7 +39,17 @@ const offerMore = () => {
   if (!isCut) more.remove();
   else if (line.nextSibling !== more) line.after(more);
 };
+const BUSY_MS = 1000, whenIdle = globalThis.requestIdleCallback ?? setTimeout;
+let since = 0; // the time of the first change after the page was idle
+const checkPace = () => {
+  const now = performance.now();
+  if (!since) whenIdle(() => { since = 0; });
+  since ||= now;
+  if (now - since < BUSY_MS || !document.querySelector("#growing .message-row")) return;
+  since = now;
+  trigger("behind");
+};
 const talk = document.querySelector("#talk");
-if (talk) new MutationObserver(() => { place(); offerMore(); }).observe(talk, { childList: true, subtree: true });
+if (talk) new MutationObserver(() => { place(); offerMore(); checkPace(); }).observe(talk, { childList: true, subtree: true });
 watch("value", draw);
 draw();

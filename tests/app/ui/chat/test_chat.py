@@ -304,6 +304,14 @@ async def test_stop_keeps_what_is_there_and_aborts_the_request() -> None:
     assert history[-1]["metadata"]["title"].endswith("stopped") and composer["submit_btn"] is True
 
 
+async def test_a_page_that_is_behind_gets_fewer_updates_and_all_of_the_answer() -> None:
+    tab, _ = make_tab(step_s=0.001)
+    begun = await ask(tab)
+    assert (await tab.slow_down(begun[4]), begun[4].pause_s) == (None, 0.25)
+    played = await play(tab, begun)
+    assert len(played.grew) < 6 and played.history[1] == answer_message("fine, thanks")
+
+
 async def test_stop_before_the_first_token_ends_the_turn() -> None:
     tab, engine = make_tab(hold=asyncio.Event())
     turn, updates = await begin_writing(tab)
