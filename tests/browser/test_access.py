@@ -81,7 +81,7 @@ def test_a_record_is_extracted_corrected_and_kept_by_keyboard_alone(site: Site) 
             site.page.keyboard.press("Enter")
         if label and label.startswith("Approve"):
             break
-    site.page.get_by_text("values unseen, which do not count as checked").wait_for()
+    site.page.get_by_text("values not opened: not counted as checked").wait_for()
 
 
 def test_flagged_fields_are_stepped_through_by_keyboard(site: Site) -> None:

@@ -121,11 +121,11 @@ def test_approve_first_leads_to_a_marked_value_that_nobody_saw(workbench: Site) 
     site.page.get_by_role("button", name="Look, then approve").click()
     site.wait_for(lambda: site.page.evaluate("document.activeElement.ariaLabel") == "vendor")
     site.page.locator("#extract .value").last.focus()
-    place = site.page.get_by_role("button", name="Approve, 9 unseen").bounding_box()
+    place = site.page.get_by_role("button", name="Approve, 9 not opened").bounding_box()
     assert 0 <= place["y"] < 800  # in sight wherever one reads
     badge = site.page.locator("#extract .record-status .status-line")
     assert "please check" in badge.inner_text()
-    site.page.get_by_role("button", name="Approve, 9 unseen").click()
+    site.page.get_by_role("button", name="Approve, 9 not opened").click()
     badge.get_by_text("approved", exact=True).wait_for()
     site.page.get_by_role("button", name="No more to check").wait_for()
 
@@ -144,7 +144,7 @@ def test_the_tab_key_and_clicks_into_the_evidence_lead_to_values(workbench: Site
     site.wait_for(lambda: site.page.evaluate(focused) == "vendor")
     site.page.locator("#extract mark", has_text="7731").click()
     site.wait_for(lambda: site.page.evaluate(focused) == "invoice_number")
-    site.page.get_by_role("button", name="Approve, 9 unseen").wait_for()  # of 11
+    site.page.get_by_role("button", name="Approve, 9 not opened").wait_for()  # of 11
     # The panel with the reasons does not lie over the value.
     last = site.page.locator("#extract .value").last
     last.focus()

@@ -108,7 +108,7 @@ def render_trust(trust: Trust | None) -> str:
     if trust is None:
         return ""
     records = "1 record" if trust.num_records == 1 else f"{trust.num_records} records"
-    unseen = f"; {trust.num_unseen} approved unseen do not count" if trust.num_unseen else ""
+    unseen = f"; {trust.num_unseen} approved but not opened do not count" if trust.num_unseen else ""
     words = (
         f"{records} checked with this schema: {trust.num_right} of {trust.num_values} values you looked at were right "
         f"as written{unseen}."

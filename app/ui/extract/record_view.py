@@ -47,9 +47,9 @@ def _judge(shown: Shown) -> tuple[str, str, str]:
         count, unseen = len(result.leaves), len(shown.unseen)
         if shown.to_check:
             num_open = len(shown.to_check)
-            words = f"{num_open} marked value{'s' * (num_open > 1)} unseen, still to check"
+            words = f"{num_open} marked value{'s' * (num_open > 1)} not opened, still to check"
             return "cut", "approved", words
-        words = f"{unseen} of {count} values unseen, which do not count as checked" if unseen else "every value checked"
+        words = f"{unseen} of {count} values not opened: not counted as checked" if unseen else "every value checked"
         return "good", "approved", words
     if shown.to_fill:
         return "cut", FILL_IN, "the row that was added has empty values"
@@ -191,7 +191,7 @@ class _View:
             kind, sign = (
                 ("check", "") if pointer in self.shown.to_fill
                 else ("aside", "checked by you: ") if is_checked
-                else ("aside", "approved unseen: ") if self.shown.is_approved
+                else ("aside", "approved, not opened: ") if self.shown.is_approved
                 else ("check", "Check: ")
             )
             notes.append((kind, sign + "; ".join(self.reasons[pointer])))
@@ -256,7 +256,7 @@ def _render_review(shown: Shown) -> str:
         else "Approve when valid"
     )
     disabled = "" if word == "Approve" else " disabled"
-    unseen = f", {len(shown.unseen)} unseen" if shown.unseen and " when " not in word else ""
+    unseen = f", {len(shown.unseen)} not opened" if shown.unseen and " when " not in word else ""
     undo = '<button type="button" data-act="bring back">Undo the removal</button>' if shown.before else ""
     is_to_look = word == "Approve" and not set(shown.to_check).isdisjoint(shown.unseen)
     approve = LOOK_FIRST if is_to_look else f"{word}{unseen}"

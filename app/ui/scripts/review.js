@@ -65,7 +65,7 @@ element.addEventListener("focusin", ({ target }) => {
   target.closest("[data-field]").classList.add("seen");
   const [numToLook, numUnseen] = [".flagged", "[data-field]"].map((cells) => all(`${cells}:not(.seen)`).length);
   const button = element.querySelector(".approve"), word = button?.dataset.word;
-  if (!numToLook && button && !word.includes(" when ")) button.textContent = numUnseen ? `${word}, ${numUnseen} unseen` : word;
+  if (!numToLook && button && !word.includes(" when ")) button.textContent = numUnseen ? `${word}, ${numUnseen} not opened` : word;
   trigger("look");
 });
 element.addEventListener("change", ({ target }) => { if (target.matches?.(".value") && isEdited(target)) act("edit", target.dataset.pointer); });

@@ -78,7 +78,7 @@ async def test_values_that_nobody_looked_at_say_nothing_of_the_model() -> None:
     seen = draft(0, {}).act({"action": "approve", "seen": ["/ages/0"], "edits": {"/name": "Bob"}})
     trust = await approve(store, "me", seen)
     assert trust is not None and (trust.num_records, trust.num_right, trust.num_values) == (1, 1, 2)
-    assert f"{6 * MIN_APPROVED - 2} approved unseen do not count" in render_trust(trust)
+    assert f"{6 * MIN_APPROVED - 2} approved but not opened do not count" in render_trust(trust)
 
 
 def test_the_bound_of_the_approved_records_takes_the_place_of_the_ranking() -> None:

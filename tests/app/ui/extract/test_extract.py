@@ -311,7 +311,7 @@ async def test_the_chosen_model_reads_and_stands_for_its_record() -> None:
     project, _ = await tab.keep("", shown.text, SCHEMA, None, shown, REQUEST)
     (opened,) = [update async for update in tab.open({"project": project}, REQUEST)]
     assert opened[tab.desk.shown].model == opened[tab.reader.dropdown]["value"] == "large"
-    assert "2 approved unseen do not count" in opened[tab.trust]
+    assert "2 approved but not opened do not count" in opened[tab.trust]
     (opened,) = [update async for update in tab.open({"project": project, "reader": "fake"}, REQUEST)]
     assert (opened[tab.desk.shown].model, opened[tab.reader.dropdown]["value"]) == ("large", "fake")
 

@@ -51,7 +51,7 @@ async def test_a_flagged_value_says_why_in_the_open_and_a_sure_one_has_no_figure
     assert page.count("Check: the model was unsure") == 1 and "%" not in page
     checked = Shown(found, "", PERSON, "fake").act({"action": "check", "pointer": "/name"})
     page = render_fields(checked)
-    assert "checked by you: the model was unsure" in page and ">Approve, 1 unseen</button>" in page
+    assert "checked by you: the model was unsure" in page and ">Approve, 1 not opened</button>" in page
 
 
 async def test_a_record_that_is_not_valid_cannot_be_approved() -> None:
@@ -62,11 +62,11 @@ async def test_an_approval_says_what_nobody_looked_at() -> None:
     found = dataclasses.replace(await extract("Ada <b> 36"), flags={"/name": ("the model was unsure",)})
     shown = Shown(found, "", PERSON, "fake")
     blind = shown.act({"action": "approve"})
-    assert "approved unseen: the model was unsure" in render_fields(blind) and blind.to_check == ["/name"]
+    assert "approved, not opened: the model was unsure" in render_fields(blind) and blind.to_check == ["/name"]
     assert ">1 to check</button>" in render_fields(blind) and "flagged" in render_fields(blind)
-    assert "status-line cut" in render_status(blind) and "1 marked value unseen" in render_status(blind)
+    assert "status-line cut" in render_status(blind) and "1 marked value not opened" in render_status(blind)
     late = blind.act({"action": "check", "pointer": "/name"})
-    assert late.to_check == [] and "1 of 2 values unseen" in render_status(late)
+    assert late.to_check == [] and "1 of 2 values not opened" in render_status(late)
     seen = shown.act({"action": "approve", "seen": ["/name", "/age", "/other"]})
     assert "checked by you: the model was unsure" in render_fields(seen) and "every value" in render_status(seen)
     assert seen.to_check == [] and "flagged" not in render_fields(seen)
