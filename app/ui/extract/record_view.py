@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.extraction import Evidence, ExtractionResult, Leaf, describe_added
-from app.extraction.flags import ENDED
+from app.extraction.flags import ENDED, LOOPED
 from app.extraction.json_spans import Path
 from app.extraction.pointers import escape_pointer
 from app.extraction.review import Change
@@ -361,6 +361,9 @@ def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: 
 def render_figures(result: ExtractionResult) -> str:
     """Return the last line: speed, backend, added limits, and notes."""
     parts = [describe_output(result.output)] if result.output else []
+    if any(LOOPED in note for note in result.notes):
+        # A list or a text was ended, though the answer that was generated then is complete.
+        parts = [part.removesuffix(" · complete") for part in parts]
     added = describe_added(result.bounds)
     if added:
         parts.append("added limits: " + ", ".join(added))

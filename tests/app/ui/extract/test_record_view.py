@@ -143,6 +143,12 @@ async def test_added_limits_and_the_backend_are_stated() -> None:
     assert "added limits" not in render_figures(await extract("Ada", limits=None))
 
 
+async def test_a_record_that_was_stopped_is_not_called_complete() -> None:
+    whole, stopped = [await extract("Ada", f'{{"name": "{name}", "age": 36}}') for name in ("Ada", "a b " * 48)]
+    assert "complete" in render_figures(whole)
+    assert "repeated itself" in (line := render_figures(stopped)) and "complete" not in line
+
+
 def test_places_in_lists_are_counted_from_one_and_names_of_digits_are_kept() -> None:
     assert show_path(("a/b", 0, "c<")) == "a/b › 1 › c&lt;"
     assert show_path(("2023", "²", 1)) == "2023 › ² › 2"
