@@ -67,7 +67,8 @@ class Desk:
         return {
             self.badge: render_status(shown), self.fields: render_fields(shown),
             self.record: json.dumps(result.record, indent=2, ensure_ascii=False) if result.valid else result.raw,
-            self.marked: render_source(result.leaves, result.evidence, shown.text), self.shown: shown,
+            self.marked: render_source(result.leaves, result.evidence, shown.text, shown.to_check),
+            self.shown: shown,
         }
 
     def clear(self, badge: str = "") -> Update:

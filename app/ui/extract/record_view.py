@@ -335,8 +335,14 @@ def _render_weighed(weighed: tuple[str, float]) -> str:
     return f"<span><bdi><code>{html.escape(text)}</code></bdi> {percent}</span>"
 
 
-def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: str) -> str:
-    """Return the source with the evidence of every field marked, by the row number of the field."""
+def render_source(
+    rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: str, to_check: Sequence[str] = ()
+) -> str:
+    """Return the source with the evidence of every field marked, by the row number of the field.
+
+    Args:
+        to_check: pointers of the doubtful values, whose marks differ.
+    """
     leaves = list(rows)
     marks = [
         (found.start, found.end, number)
@@ -352,7 +358,9 @@ def render_source(rows: Iterable[Leaf], evidence: Mapping[str, Evidence], text: 
         if numbers:
             names = ", ".join(show_path(leaves[number].path) for number in numbers)
             fields = " ".join(map(str, numbers))
-            piece = f'<mark data-field="{fields}" title="{names}">{piece}</mark>'
+            doubt = any(leaves[number].pointer in to_check for number in numbers)
+            kind, names = (' class="doubtful"', f"Check: {names}") if doubt else ("", names)
+            piece = f'<mark data-field="{fields}"{kind} title="{names}">{piece}</mark>'
         pieces.append(piece)
     # Browsers leave out a line break at the beginning of <pre>.
     return f'<div class="source"><pre tabindex="0" aria-label="Text with its evidence">\n{"".join(pieces)}</pre></div>'

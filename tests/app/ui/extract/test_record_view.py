@@ -39,6 +39,9 @@ async def test_values_and_source_are_escaped_and_linked() -> None:
     assert "<i>" not in source and "&lt;i&gt;" in source and "Ada &lt;b&gt;</textarea>" in page
     assert re.findall(r'<mark data-field="(\d)"[^>]*>([^<]*)<', source) == [("0", "Ada &lt;b&gt;"), ("1", "36")]
     assert page.count('<tr data-field="0"') == 1
+    source = render_source(result.leaves, result.evidence, text, ["/age"])
+    assert '<mark data-field="0" title="name">' in source
+    assert '<mark data-field="1" class="doubtful" title="Check: age">' in source
 
 
 async def test_a_flagged_value_says_why_in_the_open_and_a_sure_one_has_no_figure() -> None:
