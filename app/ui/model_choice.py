@@ -13,9 +13,7 @@ from app.api.model_pool import ModelPool
 from app.ui.explain import Explanation
 from engine import Engine, InvalidRequest, LoRARequest
 
-READ_CHOICE = """(chosen) => {
-try { return [chosen, sessionStorage.getItem("%s")]; } catch { return [chosen, null]; }
-}"""
+READ_CHOICE = """(chosen) => { try { return sessionStorage.getItem("%s") || chosen; } catch { return chosen; } }"""
 KEEP_CHOICE = """(chosen) => { try { sessionStorage.setItem("%s", chosen); } catch { /* forbidden */ } }"""
 
 
@@ -100,22 +98,19 @@ class ReaderChooser:
             _name_choices([name]), value=name, label="Read by", show_label=False, container=False, interactive=True,
             filterable=False, min_width=120, scale=0, visible=False, elem_classes="reader",
         )
-        # Never displayed: carries the browser's choice, which a fresh page's list does not have yet.
-        self.kept = gr.HTML("", html_template="", apply_default_css=False, visible="hidden")
+        # Gradio would refuse every event with a kept name that a fresh page's list does not have yet. As an argument it
+        # would let people type names.
+        self.dropdown.allow_custom_value = True
 
     def connect(self, *opening: Any) -> None:
         """Offer the models whenever one of these events comes: the page or its tab is opened."""
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        gr.on(opening, self.offer, [self.dropdown, self.kept], self.dropdown, js=READ_CHOICE % self.key, **quiet)
-        self.dropdown.change(None, self.dropdown, None, js=KEEP_CHOICE % self.key, queue=False, **quiet)
+        offered = gr.on(opening, self.offer, self.dropdown, self.dropdown, js=READ_CHOICE % self.key, **quiet)
+        for chosen in (offered.then, self.dropdown.change):
+            chosen(None, self.dropdown, None, js=KEEP_CHOICE % self.key, queue=False, **quiet)
 
-    async def offer(self, chosen: str, kept: str | None = None) -> Any:
-        """Offer the models that are loaded now; if the chosen one is not, say so and choose the tab's own.
-
-        Args:
-            kept: the choice that the browser kept.
-        """
-        chosen = kept or chosen
+    async def offer(self, chosen: str) -> Any:
+        """Offer the models that are loaded now; if the chosen one is not, say so and choose the tab's own."""
         names, shown = self.models.list_loaded(), self.show(chosen)
         if chosen not in names:
             gr.Warning(f"{chosen} is not loaded any more. {names[0]} reads from now on.")

@@ -33,6 +33,15 @@ def test_the_page_builds_while_the_engine_is_starting(demo: gr.Blocks) -> None:
     assert [label for label in labels if label in order] == order
 
 
+def test_every_choice_of_models_takes_a_kept_name_before_the_page_lists_it(demo: gr.Blocks) -> None:
+    """As after a reload: Gradio knows only the list that the page was built with."""
+    found = [each for each in demo.blocks.values() if isinstance(each, gr.Dropdown) and str(each.label).endswith(" by")]
+    assert [each.label for each in found] == ["Read by", "Read by", "Answered by"]
+    for each in found:
+        kept: str | list[str | int | float] = ["large"] if each.multiselect else "large"
+        assert each.preprocess(kept) == kept
+
+
 def test_no_analytics_and_room_for_many_events(demo: gr.Blocks) -> None:
     assert demo.analytics_enabled is False
     assert demo._queue.max_thread_count >= 256 and demo._queue.default_concurrency_limit is None

@@ -301,7 +301,7 @@ async def test_the_chosen_model_reads_and_stands_for_its_record() -> None:
     offered = await tab.reader.offer("fake")
     assert offered["visible"] and [name for _, name in offered["choices"]] == ["fake", "large"]
     assert "value" not in offered
-    assert (await tab.reader.offer("fake", "large"))["value"] == "large"  # as the browser kept it
+    assert (await tab.reader.offer("large"))["value"] == "large"  # as the browser kept it
     shown = (await run(tab, model="large"))[-1].shown
     assert (shown.model, shown.result.record["name"], engine.requests) == ("large", "Eve", [])
     assert "Read by large" in (await act(tab, shown, "approve")).badge
@@ -316,13 +316,20 @@ async def test_the_chosen_model_reads_and_stands_for_its_record() -> None:
     assert (opened[tab.desk.shown].model, opened[tab.reader.dropdown]["value"]) == ("large", "fake")
 
 
-async def test_a_model_that_is_not_loaded_any_more_is_named_and_the_others_are_offered() -> None:
+async def test_a_model_that_is_not_loaded_any_more_is_named_and_the_others_are_offered(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(gr, "Warning", said.append)
     pool = make_pool()
     tab, engine = make_tab(pool=pool)
     pool.kept.clear()
     (update,) = [each async for each in tab.run("Ada", SCHEMA, None, True, False, "", "", None, "large", REQUEST)]
     assert "large is not loaded any more" in update[tab.desk.badge] and engine.requests == []
     assert tab.desk.shown not in update and update[tab.reader.dropdown]["value"] == "fake"
+    offered = await tab.reader.offer("large")  # as after a reload
+    assert (offered["value"], offered["visible"]) == ("fake", False)
+    assert said == ["large is not loaded any more. fake reads from now on."]
 
 
 async def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
