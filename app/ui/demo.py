@@ -39,7 +39,7 @@ def make_demo(context: ApiContext, chat_context: ApiContext | None = None, pool:
                 extract.build(demo)
             with gr.Tab("Batch", elem_id="batch-tab") as batch_tab:
                 batch = BatchTab(context, examples, pool=pool)
-                batch.build(demo, extract.panel, extract.to_batch, extract.opened)
+                batch.build(demo, extract.panel, extract.to_batch, [extract.opened, extract.reader.dropdown])
             with gr.Tab("Chat", elem_id="chat-tab"):
                 ChatTab(talker, context.store, choose_settings(talker), pool=pool).build(demo)
             with gr.Tab("Engine", elem_id="engine-tab"):

@@ -76,6 +76,13 @@ def test_a_model_that_was_loaded_under_engine_reads_until_it_is_ended(two_models
     site.reload()
     verdict.get_by_text("Read by demo_model").wait_for()
     site.wait_for(lambda: chooser.input_value() == "Read by second")  # chosen, though nothing was read with it
+    with page.expect_file_chooser() as opening:
+        page.get_by_role("button", name="Open file").click()
+    opening.value.set_files(files=[{"name": "orders.csv", "mimeType": "text/csv", "buffer": b"id,note\n1,Ada is 36\n"}])
+    page.get_by_role("button", name="In Batch each of its rows becomes a record").click()
+    page.get_by_role("columnheader", name="note").wait_for()
+    site.wait_for(lambda: page.locator("#batch").get_by_label("Read by").input_value() == "Read by second")
+    site.go_to("Extract")
     page.locator("#run").click()
     verdict.get_by_text("Read by second").wait_for()
     page.wait_for_timeout(500)  # the event that keeps it follows the one that shows it

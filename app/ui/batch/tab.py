@@ -43,7 +43,11 @@ from grammar import GrammarError
 FILE_TYPES = [".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".log", ".xml", ".json", ".pdf", *OFFICE_TYPES]
 GONE = "The server does not have the files any more: open them again to run more rows."
 INPUTS = "Files, column and schema"
-TO_BATCH = """(opened) => { location.hash = "batch"; return [opened]; }"""
+TO_BATCH = """(opened, reader) => {
+try { sessionStorage.setItem("%s", reader); } catch { /* forbidden */ }
+location.hash = "batch";
+return [opened, reader];
+}"""
 MAX_OPENED, MAX_OPENED_BYTES = 20, 1_000_000  # of one owner, as the projects of the Extract tab
 
 
@@ -57,12 +61,13 @@ class BatchTab(BatchRunner):
         super().__init__(context, examples, interval_s, pool)
         self.review = RowReview(context, self.shown, self._redraw)
 
-    def build(self, demo: gr.Blocks, of_extract: SchemaPanel, to_batch: gr.Button, table: gr.State) -> None:
+    def build(self, demo: gr.Blocks, of_extract: SchemaPanel, to_batch: gr.Button, given: Sequence[Any]) -> None:
         """Put the tab's components on the page and connect them.
 
         Args:
             of_extract: the schema of the Extract tab.
             to_batch: the button that opens the table of the Extract tab here.
+            given: the table, and the model that is chosen there.
         """
         with gr.Row(elem_id="batch", equal_height=False):
             with gr.Column(scale=3, min_width=280):
@@ -80,7 +85,9 @@ class BatchTab(BatchRunner):
         begun = [
             self.files.change(self.open_files, [self.files, self.schema], opened, **at_once),
             self.folder.upload(self.open_folder, [self.folder, self.schema], opened, **at_once),
-            to_batch.click(self.open_table, table, [*opened, self.schema], js=TO_BATCH, **at_once),
+            to_batch.click(
+                self.open_table, given, [*opened, self.schema], js=TO_BATCH % self.reader.key, **at_once
+            ),
         ]
         for part in (self.column, self.schema):
             part.input(self.show_choice, choice, self.records, **at_once)
@@ -168,12 +175,11 @@ class BatchTab(BatchRunner):
             **(await self._save(stopped) if stopped else {}),
         }
 
-    async def open_table(self, opened: Opened, request: gr.Request) -> Update:
-        """Open the table of the Extract tab, to be read with the schema that is chosen there."""
+    async def open_table(self, opened: Opened, reader: str, request: gr.Request) -> Update:
+        """Open the table of the Extract tab, to be read with the schema and by the model that are chosen there."""
         paths = [str(opened.path)]
-        return {
-            **await self.open_files(paths, AS_IN_EXTRACT, request), self.schema: AS_IN_EXTRACT, self.files: paths
-        }
+        chosen = {self.schema: AS_IN_EXTRACT, self.reader.dropdown: self.reader.show(reader)}
+        return {**await self.open_files(paths, AS_IN_EXTRACT, request), **chosen, self.files: paths}
 
     async def describe(self, column: str | None, schema: str, code: str, model: str, request: gr.Request) -> Any:
         """Return the heading of the folded inputs: what is open, and how it will be read."""

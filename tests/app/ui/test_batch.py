@@ -57,7 +57,7 @@ def build_tab() -> BatchTab:
     with gr.Blocks() as demo:
         panel.build_chooser()
         panel.build(demo)
-        tab.build(demo, panel, gr.Button(), gr.State())
+        tab.build(demo, panel, gr.Button(), [gr.State(), gr.State()])
     return tab
 
 
@@ -277,9 +277,12 @@ async def test_a_table_of_the_extract_tab_is_opened_and_the_heading_names_what_i
     (path := tmp_path / "orders.csv").write_text("id,note\n1,Ada is 36\n")
     tab, _ = make_tab()
     given: Any = SimpleNamespace(path=path)
-    update = await tab.open_table(given, REQUEST)
+    assert tab.models.pool is not None
+    tab.models.pool.keep("chat", CatalogueEntry("large", "/models/large", "folder"))
+    update = await tab.open_table(given, "large", REQUEST)
     assert update[tab.files] == [str(path)] and update[tab.column]["value"] == "note"
     assert update[tab.schema] == AS_IN_EXTRACT and "Ada is 36" in update[tab.records]
+    assert update[tab.reader.dropdown]["value"] == "large"
     label = (await tab.describe("note", "person", "", "fake", REQUEST))["label"]
     assert label == "orders.csv · note · person · fake"
     label = (await tab.describe(None, AS_IN_EXTRACT, '{"title": "Order"}', "fake", REQUEST))["label"]

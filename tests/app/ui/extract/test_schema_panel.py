@@ -71,7 +71,7 @@ async def test_a_form_that_is_not_complete_changes_nothing_and_lets_nothing_run(
     tab, batch = ExtractTab(engine, examples, Store()), BatchTab(context, examples)
     with gr.Blocks() as demo:
         tab.build(demo)
-        batch.build(demo, tab.panel, tab.to_batch, tab.opened)
+        batch.build(demo, tab.panel, tab.to_batch, [tab.opened, tab.reader.dropdown])
     panel = tab.panel
     refused = panel.edit_form(make_form(name=" "))
     problem = refused[panel.problem]
