@@ -89,6 +89,7 @@ def test_a_model_that_was_loaded_under_engine_reads_until_it_is_ended(two_models
     site.reload()
     verdict.get_by_text("Read by second").wait_for()
     site.wait_for(lambda: chooser.input_value() == "Read by second")
+    assert page.get_by_text("The embedded demo model reads short texts").count() == 0
     site.go_to("Engine")
     page.locator('[data-act="end second"]').click()
     page.locator('[data-act="load second"]').wait_for()

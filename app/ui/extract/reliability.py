@@ -1,4 +1,4 @@
-"""How reliable the confidence is, as measured for this model: the folded table under the record."""
+"""What can be expected of the model that reads: how reliable its confidence is, as measured, under the record."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from app.extraction.calibration import FILE_NAME, Calibration, CalibrationError, read_calibration
+from app.ui.examples import is_demo_model
 from engine import Engine
 
 logger = logging.getLogger("troupe.ui")
@@ -23,17 +24,21 @@ UNMEASURED = (
     "<code>python -m app extract --evaluate FILE --calibration calibration.json</code> measures it; beside the model's "
     "weights the file is shown here.</p>"
 )
+DEMO_NOTE = (
+    '<p class="hint-line">The embedded demo model reads short texts like the examples. For your own, '
+    '<a href="#engine">load a larger model</a> under Engine; then choose it beside the button.</p>'
+)
 
 
 def render_calibration(engine: Engine | None) -> str:
-    """Return the folded explanation under the record; none for a model that is not loaded any more."""
+    """Return the folded explanation under the record, and a note for the demo model; none for one that is gone."""
     if engine is None:
         return ""
     found = find_calibration(Path(engine.config.model))
     table = make_table(found) if found is not None else UNMEASURED
     return (
         '<details class="calibration"><summary>How reliable is the confidence?</summary>'
-        f"<div>{WORDS}{table}</div></details>"
+        f"<div>{WORDS}{table}</div></details>{DEMO_NOTE if is_demo_model(engine) else ''}"
     )
 
 

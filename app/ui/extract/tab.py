@@ -45,10 +45,6 @@ LEAD = (
     '<p class="lead"><b>Turn documents into data you can check.</b> For all who retype mails, invoices or CVs: each '
     "value shows its place, doubtful ones ask you, nothing leaves this machine.</p>"
 )
-DEMO_NOTE = (
-    '<p class="hint-line">The embedded demo model reads short texts like the examples. For your own, '
-    '<a href="#engine">load a larger model</a> under Engine; then choose it beside the button.</p>'
-)
 # The project that this browser tab had open, and the text that was typed since; whether the page was opened here by
 # somebody who has neither: the proof is not for others.
 # The example that the page has read by itself shows its evidence, unless a person has begun to edit the text.
@@ -108,8 +104,6 @@ class ExtractTab(ExtractRun):
                 self.calibration = gr.HTML(
                     render_calibration(self.engine), elem_id="calibration", apply_default_css=False
                 )
-                if is_demo_model(self.engine):
-                    gr.HTML(DEMO_NOTE, apply_default_css=False)
         # Never displayed: carries what READ_OPENING has read into the event, and the project's id to the browser.
         self.kept = gr.HTML(
             {}, html_template="", apply_default_css=False, elem_id="kept-project", js_on_load=KEEP_PROJECT

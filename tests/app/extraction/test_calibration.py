@@ -44,3 +44,5 @@ def test_the_table_says_how_many_values_of_a_confidence_were_right() -> None:
 def test_a_model_without_measurement_says_how_to_measure(tmp_path: Path) -> None:
     shown = render_calibration(FakeEngine(config=EngineConfig(model=str(tmp_path))))
     assert "has not been measured" in shown and "--evaluate FILE --calibration" in shown
+    note = "The embedded demo model reads short texts"
+    assert note not in shown and note in render_calibration(FakeEngine())

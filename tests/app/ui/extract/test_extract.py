@@ -312,6 +312,7 @@ async def test_the_chosen_model_reads_and_stands_for_its_record() -> None:
     (opened,) = [update async for update in tab.open({"project": project}, REQUEST)]
     assert opened[tab.desk.shown].model == opened[tab.reader.dropdown]["value"] == "large"
     assert "2 approved but not opened do not count" in opened[tab.trust]
+    assert "embedded demo model" not in opened[tab.calibration]
     (opened,) = [update async for update in tab.open({"project": project, "reader": "fake"}, REQUEST)]
     assert (opened[tab.desk.shown].model, opened[tab.reader.dropdown]["value"]) == ("large", "fake")
 
