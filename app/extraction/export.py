@@ -22,8 +22,8 @@ Path = tuple[str, ...]  # keys of the path to a field
 
 FORMATS = ("jsonl", "csv", "xlsx", "parquet")  # in the order in which they are offered
 # Columns about the run, in front of the record's own.
-ABOUT = ("source", "model", "valid", "finish_reason", "confidence", "to_check", "error")
-RARE = ("model", "error")  # absent if no record has them
+ABOUT = ("source", "model", "valid", "finish_reason", "confidence", "to_check", "approved", "error")
+RARE = ("model", "approved", "error")  # absent if no record has them
 MAX_CELLS = 20_000_000  # records whose keys all differ would fill the memory
 MAX_SHEET_ROWS, MAX_CELL_CHARS = 2**20, 32_767  # of Excel
 NOT_IN_CELL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")

@@ -63,6 +63,7 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     site.wait_for(lambda: vendor.input_value() == "Northwind & Sons")
     with site.page.expect_download() as waiting:
         site.page.get_by_role("button", name="Download JSONL").click()
+    assert waiting.value.suggested_filename == "orders-records.jsonl"
     records = [json.loads(line) for line in Path(waiting.value.path()).read_text().splitlines()]
     assert len(records) == 8 and sum(record["valid"] for record in records) == 7 and "error" in records[7]
     assert records[0]["record"]["vendor"] == "Northwind & Sons" and records[0]["approved"] is True

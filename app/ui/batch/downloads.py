@@ -18,15 +18,15 @@ def label(file_format: str) -> str:
     return f"Download {FILE_NAMES[file_format]}"
 
 
-def write_files(records: list[dict[str, Any]]) -> list[Any]:
-    """Write the records in each format; returns what the download buttons show."""
+def write_files(records: list[dict[str, Any]], document: str = "") -> list[Any]:
+    """Write the records in each format, in files named after the document; returns what the download buttons show."""
     # In Gradio's own folder, from which old files are deleted.
     root = Path(get_upload_folder())
     root.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="batch-", dir=root))
     buttons = []
     for file_format in FORMATS:
-        path = folder / f"records.{file_format}"
+        path = folder / f"{document}-records.{file_format}".removeprefix("-")
         try:
             path.write_bytes(export(records, file_format))
             # An earlier failure disabled the button and changed its label.

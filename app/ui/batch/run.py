@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from app.extraction import Schema
@@ -95,6 +96,12 @@ class BatchRun:
         return column
 
     @property
+    def document(self) -> str:
+        """Return the name of the one file that was opened, without its suffix; "" if there were several."""
+        paths = self.job.body.get("opened", {}).get("paths", ())
+        return Path(paths[0]).stem if len(paths) == 1 else ""
+
+    @property
     def is_running(self) -> bool:
         return self.job.body["status"] in jobs.UNFINISHED
 
@@ -106,8 +113,9 @@ class BatchRun:
     def for_files(self) -> list[Record]:
         """Return the finished records in row order, as they are written into files, with the model that read them."""
         return [
-            {name: value for name, value in self.records[index].items() if name not in INNER} | {"model": self.model}
-            for index in sorted(self.records)
+            {name: value for name, value in record.items() if name not in INNER}
+            | {"model": self.model, "approved": record.get("approved", False)}
+            for _, record in sorted(self.records.items())
         ]
 
     def list_rows(self) -> list[int]:

@@ -210,7 +210,7 @@ class BatchRunner:
         """Return the download buttons with their files, and the button that runs rows again."""
         if not batch.records:
             return self._hide_files()
-        files = await asyncio.to_thread(write_files, batch.for_files)
+        files = await asyncio.to_thread(write_files, batch.for_files, batch.document)
         again = gr.update(visible=bool(batch.counts["failed"]))
         return {**dict(zip(self.downloads, files, strict=True)), self.again: again}
 

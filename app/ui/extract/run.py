@@ -32,6 +32,7 @@ from app.ui.extract.approvals import (
 )
 from app.ui.extract.desk import Desk, Update, find_first_page, find_page
 from app.ui.extract.pages import Opened, show_page
+from app.ui.extract.projects import is_same_text
 from app.ui.extract.record_view import render_badge, render_figures, render_growing
 from app.ui.extract.reliability import render_calibration
 from app.ui.extract.schema_panel import BLANK_PROBLEM, is_blank
@@ -143,9 +144,10 @@ class ExtractRun:
     def _begin(
         self, result: ExtractionResult, text: str, checked: CheckedSchema, extractor: Extractor, opened: Opened | None
     ) -> Shown:
-        notes = opened.source.notes if opened is not None else ()
+        if opened is not None:
+            source = opened.path.name if is_same_text(opened.source.text, text) else ""
+            result = replace(result, source=source, notes=(*opened.source.notes, *result.notes))
         choices = find_choices(result, extractor.engine, text)
-        result = replace(result, notes=(*notes, *result.notes))
         return Shown(result, text, checked.schema, extractor.model_name, opened, choices)
 
     async def _recall(self, shown: Shown, owner: str) -> Shown:

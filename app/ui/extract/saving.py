@@ -35,5 +35,5 @@ def save_record(file_format: str, shown: Shown | None) -> dict[str, str]:
             content = export([result.to_json() | about | {"flags": dict.fromkeys(shown.to_check, ())}], file_format)
     except (ExportError, UnicodeEncodeError) as error:
         raise gr.Error(f"The record cannot be saved: {error}.", print_exception=False) from error
-    name = f"{Path(result.source).stem or 'record'}.{file_format}"
+    name = f"{Path(result.source).stem}-record.{file_format}".removeprefix("-")
     return {"name": name, "data": base64.b64encode(content).decode()}

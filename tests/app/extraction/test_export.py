@@ -113,9 +113,11 @@ def test_no_field_hides_another_of_the_same_name() -> None:
 
 def test_what_stood_beside_the_text_comes_before_the_record() -> None:
     first = {"source": "x", "valid": True, "row": {"id": "7", "source": "mail"}, "record": {"id": 9, "city": "Ulm"}}
-    second = {"source": "y", "valid": True, "record": {"city": "Bonn"}}
+    second = {"source": "y", "valid": True, "approved": True, "record": {"city": "Bonn"}}
     one, two = make_rows([first, second])
     assert list(one) == [
-        "source", "valid", "finish_reason", "confidence", "to_check", "id", "row.source", "record.id", "city"
+        "source", "valid", "finish_reason", "confidence", "to_check", "approved",
+        "id", "row.source", "record.id", "city",
     ]
+    assert (one["approved"], two["approved"]) == (None, True)
     assert (one["id"], one["row.source"], one["record.id"], two["id"]) == ("7", "mail", 9, None)

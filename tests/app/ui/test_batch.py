@@ -283,6 +283,8 @@ async def test_a_table_of_the_extract_tab_is_opened_and_the_heading_names_what_i
     assert update[tab.files] == [str(path)] and update[tab.column]["value"] == "note"
     assert update[tab.schema] == AS_IN_EXTRACT and "Ada is 36" in update[tab.records]
     assert update[tab.reader.dropdown]["value"] == "large"
+    last = (await collect(tab, tab.run_all(REQUEST, "note", "person", "", None, False, "fake")))[-1]
+    assert Path(last.csv["value"]).name == "orders-records.csv" and b",false,1," in read(last.csv)
     label = (await tab.describe("note", "person", "", "fake", REQUEST))["label"]
     assert label == "orders.csv · note · person · fake"
     label = (await tab.describe(None, AS_IN_EXTRACT, '{"title": "Order"}', "fake", REQUEST))["label"]

@@ -20,9 +20,11 @@ from app.api.model_pool import ModelPool
 from app.config import AppConfig
 from app.extraction.extractor import make_again
 from app.extraction.schema_check import SchemaChecker
+from app.extraction.sources import Source
 from app.store import Store
 from app.ui.examples import Examples
 from app.ui.extract.approvals import read_trust
+from app.ui.extract.pages import Opened
 from app.ui.extract.record_view import EMPTY, render_fields, render_why
 from app.ui.extract.run import add_example
 from app.ui.extract.saving import FILE_FORMATS, save_record
@@ -241,9 +243,22 @@ async def test_a_record_is_saved_as_it_was_corrected() -> None:
     assert json.loads(saved["json"]) == {
         "source": "", "model": "fake", "approved": False, "to_check": [], "record": {"name": "Ada", "age": 37}
     }
-    assert b"Ada,37" in saved["csv"] and b",fake," in saved["csv"] and saved["xlsx"].startswith(b"PK")
+    assert b"approved,name,age\r\n" in saved["csv"] and b",false,Ada,37" in saved["csv"] and b",fake," in saved["csv"]
+    assert saved["xlsx"].startswith(b"PK") and save_record("csv", shown)["name"] == "record.csv"
     with pytest.raises(gr.Error, match="extract one first"):
         save_record("csv", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "name"), [("Ada, 36 and more", "ada.txt", "ada-record"), ("another", "", "record")]
+)
+async def test_a_record_is_saved_under_the_name_of_its_document(text: str, source: str, name: str) -> None:
+    tab, _ = make_tab()
+    opened = Opened(Path("folder/ada.txt"), Source("ada.txt", "and more"))
+    updates = await collect(tab.run(text, SCHEMA, None, True, False, "", "", opened, "fake", REQUEST))
+    (shown,) = [update[tab.desk.shown] for update in updates if update.get(tab.desk.shown)]
+    saved = save_record("json", shown)
+    assert (saved["name"], json.loads(base64.b64decode(saved["data"]))["source"]) == (f"{name}.json", source)
 
 
 async def test_the_page_opens_with_an_extraction_unless_a_text_is_here(
