@@ -199,6 +199,15 @@ def restore_settings(defaults: Settings, kept: Any, models: Sequence[str] = ()) 
     return list(values.values())
 
 
+def name_gone(kept: Any, models: Sequence[str]) -> str:
+    """Return a note on the stored models that are not here any more; "" if none, or if there is no choice of models."""
+    chosen = kept.get("models") if isinstance(kept, dict) else None
+    if not models or not isinstance(chosen, list) or all(name in models for name in chosen):
+        return ""
+    gone, left = ([str(name) for name in chosen if (name in models) is is_here] for is_here in (False, True))
+    return f"Not here any more: {', '.join(gone)}. Answering from now on: {', '.join(left) or models[0]}."
+
+
 def show_thinking(choices: ThinkingChoices, thinks: bool) -> tuple[Any, Any]:
     """Show the switch of reasoning and, while it is on, the effort, if the chat template takes them."""
     efforts = [("model's own", ""), *((each, each) for each in choices.efforts)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -26,7 +26,14 @@ from app.ui.chat.history import (
     report_problem,
 )
 from app.ui.chat.run import ChatRun, Turn, first_index, is_running, open_composer
-from app.ui.chat.settings import Settings, build_settings, restore_settings, show_grammar, show_thinking
+from app.ui.chat.settings import (
+    Settings,
+    build_settings,
+    name_gone,
+    restore_settings,
+    show_grammar,
+    show_thinking,
+)
 from app.ui.chat.thinking import ThinkingChoices
 from app.ui.chat.welcome import welcome
 from app.ui.chat.writing import inspect, show
@@ -236,13 +243,13 @@ class ChatTab(ChatRun):
         notes = [more["where"]] if owner.startswith(objects.GUEST) else self.store.notes
         more |= {"problem": " ".join(notes)} if notes else {}
         if thread is not None:
-            updates = restore_settings(self.defaults, kept, await self.models.list_here())
-            return *self._skip_opened()[:8], {"updates": updates}
+            opened, updates = await self._restore_settings(self._skip_opened()[:8], kept)
+            return *opened, {"updates": updates}
         if chat_id is None:
             listed = await self.store.run(chats.list_chats, owner)
             chat_id = listed[0]["id"] if listed else None
         *opened, settings = await self._open(request, chat_id, more)
-        updates = restore_settings(self.defaults, settings or kept, await self.models.list_here())
+        opened, updates = await self._restore_settings(opened, settings or kept)
         return *opened, {"updates": updates}
 
     async def offer_models(self) -> Any:
@@ -343,7 +350,17 @@ class ChatTab(ChatRun):
         _leave(turn)
         *opened, kept = await self._open(request, chat_id, more)
         kept = asdict(self.defaults) | kept if kept else None
-        return *opened, *restore_settings(self.defaults, kept, await self.models.list_here())
+        opened, updates = await self._restore_settings(opened, kept)
+        return *opened, *updates
+
+    async def _restore_settings(self, opened: Sequence[Any], kept: Any) -> tuple[list[Any], list[Any]]:
+        """Return an opened chat, with a note if its model is not here any more, and the updates of its settings."""
+        names = await self.models.list_here()
+        *before, listed, _, _, _ = opened
+        if note := name_gone(kept, names):
+            listed = listed if "id" in listed else report_problem("")
+            listed |= {"problem": f"{listed.get('problem', '')} {note}".strip()}
+        return [*before, listed, *opened[5:]], restore_settings(self.defaults, kept, names)
 
     async def _open(self, request: gr.Request, chat_id: str | None, more: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return what the page shows of a stored or a new chat, and the chat's settings."""

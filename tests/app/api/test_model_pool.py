@@ -27,7 +27,7 @@ from app.extraction.sources import Source, dump_source
 from app.store import Store
 from app.ui.chat.conversation import read_answers, to_model_messages
 from app.ui.chat.settings import Settings
-from app.ui.chat.tab import ChatTab
+from app.ui.chat.tab import MODELS, ChatTab
 from app.ui.chat.writing import conclude
 from app.ui.models import ModelPanel
 from engine import Catalogue, ConfigError, Engine, EngineConfig, EngineDead, EngineSleeping
@@ -370,6 +370,10 @@ async def test_the_chat_is_answered_by_the_models_that_a_person_chose(several: S
     assert greetings[0] == greetings[1] and "**fake** and **a**" in greetings[3]
     assert "fake" not in greetings[2] and "is loaded when you ask" in greetings[2]
     request = SimpleNamespace(session_hash="abc", request=None)
+    for models, note in ((["a"], ""), (["gone", "a"], "Not here any more: gone. Answering from now on: a.")):
+        opened = await tab.restore(None, None, {"models": models}, None, request)  # type: ignore[arg-type]
+        assert opened[4].get("problem", "").endswith(note) and opened[8]["updates"][MODELS]["value"] == ["a"]
+        assert ("Not here any more" in opened[4].get("problem", "")) is bool(note)
     for models, words in ((["a"], ["a"]), (["b", "a"], ["b", "a"]), ([], ["You said"]), (["bad"], [])):
         settings = asdict(Settings(models=models, max_tokens=64)).values()
         turn = (await tab.send({"text": "hello", "files": []}, request, None, None, *settings))[4]  # type: ignore[arg-type]
