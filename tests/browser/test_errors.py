@@ -4,6 +4,7 @@ import json
 import threading
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from tests.browser.site import PATIENCE_S, Site
 
@@ -79,8 +80,26 @@ def test_a_file_that_is_no_text_is_named_in_the_chat_and_in_the_workbench(site: 
     site.page.locator(".page-note", has_text="Nothing imported").wait_for()
 
 
+# Shortens the patience with the server from 5 s to 1 s.
+HURRY = """() => {
+  const wait = setTimeout;
+  setTimeout = (run, ms, ...rest) => wait(run, ms === 5000 ? 1000 : ms, ...rest);
+}"""
+BE_BUSY = "() => { setTimeout(() => { for (const end = performance.now() + 1300; performance.now() < end;); }); }"
+
+
 def test_a_server_that_is_gone_is_named_and_a_reload_keeps_what_was_typed(site: Site) -> None:
     state = site.page.locator(".strip .state")
+    site.page.evaluate(HURRY)
+    held: list[Any] = []
+    site.page.route("**/component_server/**", lambda route: held.append(route))
+    site.wait_for(lambda: held != [])
+    # The reply comes while the page is busy.
+    site.page.evaluate(BE_BUSY)
+    held[0].continue_()
+    site.page.wait_for_timeout(500)
+    assert state.inner_text() != "not reachable"
+    site.page.unroute("**/component_server/**")
     site.page.route("**/component_server/**", lambda route: route.abort())
     state.filter(has_text="not reachable").wait_for()
     site.page.unroute("**/component_server/**")

@@ -184,10 +184,12 @@ if (performance.now() < SLOW_MS) loadFonts();
 else setTimeout(loadFonts, performance.now()); // as long again
 // The strip as the server has it now. A server that does not answer is named in it.
 const PERIOD_MS = 1000, PATIENCE_MS = 5000;
+const whenIdle = globalThis.requestIdleCallback ?? setTimeout;
 const LOST = '<span class="state stopped"><i></i>not reachable</span>';
 const refreshStrip = async () => {
   if (!document.hidden) {
-    const late = new Promise((resolve) => setTimeout(resolve, PATIENCE_MS));
+    // A page that is busy takes the reply late: only one that has nothing else to do misses it.
+    const late = new Promise((resolve) => setTimeout(whenIdle, PATIENCE_MS, () => resolve()));
     const strip = await Promise.race([server.refresh(), late]); // undefined also if the request has failed
     props.value = strip || props.value.replace(/<span class="state[^]*?<\/span>/, LOST);
   }
