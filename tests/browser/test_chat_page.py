@@ -31,10 +31,20 @@ def test_a_turn_is_asked_again_changed_and_taken_back(site: Site) -> None:
     site.page.get_by_role("button", name="Previous version of turn 1").click()
     site.page.locator(".branch").get_by_text("1 of 2").wait_for()
     site.wait_for(lambda: site.figures.inner_text() == first)
-    site.page.get_by_role("button", name="Edit").click()
-    site.page.locator("#chatbot textarea").fill("What can you do?")
-    site.page.locator("#chatbot").get_by_label("Submit", exact=True).click()
-    site.page.locator("#chatbot .user-row", has_text="What can you do?").wait_for()
+    # Escape leaves the question as it was, Enter asks the new one.
+    edit, box = site.page.get_by_role("button", name="Edit"), site.page.locator("#chatbot textarea")
+    edit.click()
+    assert box.bounding_box()["width"] > site.page.locator("#chatbot .message-wrap").bounding_box()["width"] - 60
+    box.fill("Nothing")
+    box.press("Escape")
+    box.wait_for(state="detached")
+    assert "Who are you" in site.page.locator("#chatbot .user-row").inner_text()
+    edit.click()
+    box.fill("What can")
+    box.press("Shift+Enter")
+    box.press_sequentially("you do?")
+    box.press("Enter")
+    site.page.locator("#chatbot .user-row", has_text=re.compile(r"What can\s*you do\?")).wait_for()
     # A button that is pressed while a turn runs does nothing.
     site.wait_for(lambda: site.figures.all_inner_texts() not in ([], [first]))
     # The question and its answer have versions now, each with a switch of its own.
@@ -43,11 +53,17 @@ def test_a_turn_is_asked_again_changed_and_taken_back(site: Site) -> None:
     site.wait_for(lambda: switches.count() == 2)
     site.figures.wait_for()
     site.page.get_by_role("button", name="Undo").click()
-    site.wait_for(lambda: site.composer.input_value() == "What can you do?")
+    site.wait_for(lambda: site.composer.input_value() == "What can\nyou do?")
     site.wait_for(lambda: site.page.locator("#chatbot .user-row").count() == 0)
     site.page.locator("#chatbot .example").first.click()
     site.figures.wait_for()
     site.wait_for(lambda: site.page.locator("#chatbot .user-row").count() == 1)
+    # An edit ends with its chat.
+    edit.click()
+    site.toggle("Chats")
+    site.page.get_by_role("button", name="New chat").click()
+    ask_and_wait(site, "Bye!")
+    assert box.count() == 0
 
 
 def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:

@@ -83,6 +83,22 @@ document.addEventListener("keydown", (event) => {
     if (go) { event.preventDefault(); go.click(); }
   }
 });
+// An edited question: Enter asks it, Escape leaves it as it was, and so does opening another chat or version, because
+// Gradio would edit the message that takes its place.
+const endEdit = (isAsked) => {
+  const box = document.querySelector("#chatbot .user-row textarea");
+  const [ask, cancel] = box?.closest(".message-row").nextElementSibling.querySelectorAll("button") ?? [];
+  (isAsked ? ask : cancel)?.click();
+};
+document.addEventListener("keydown", (event) => {
+  const { key, shiftKey, isComposing, target } = event;
+  if (shiftKey || isComposing || !["Enter", "Escape"].includes(key) || !target.matches?.("#chatbot .user-row textarea")) return;
+  event.preventDefault();
+  event.stopImmediatePropagation();
+  endEdit(key === "Enter");
+  document.querySelector("#composer textarea")?.focus();
+}, true);
+document.addEventListener("click", ({ target }) => { if (target.closest?.(".chats :is(.fresh, .open, .remove), .branch button")) endEdit(false); }, true);
 // Where a pressed button gives way to another one, such as Extract to Stop, the focus goes there.
 let pressed = null;
 document.addEventListener("focusin", ({ target }) => { pressed = target.matches("button") ? { button: target, row: target.parentElement } : null; });
