@@ -3,7 +3,7 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/pip --disable-pip-version-check
-WORKERS ?= 3
+WORKERS ?= 2
 SEED    ?= 1
 
 # Tests that need neither a model nor a server, and take seconds.
@@ -18,7 +18,7 @@ run: $(VENV)/.installed
 # Child processes of the tests would compile every module anew without its bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 
-# One worker more than cores: that of the browser tests waits half of the time. mypy runs beside them.
+# Each worker imports everything once, so there are as many as cores. mypy runs beside them.
 test: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory -j2 lint tests
 
