@@ -163,7 +163,7 @@ class ResponseFormat(Fields):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")  # llama.cpp's place of it
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")  # llama.cpp's name
     # format of a structural tag: the newer one, or the two older ones
     format: dict[str, Any] | None = None
     structures: list[Any] | None = None
@@ -300,7 +300,7 @@ class ChatFields(GenerationFields):
 
 
 class OtherReasoning(Fields):
-    """OpenRouter's fields about reasoning; the tokens are a target that no model here is told."""
+    """OpenRouter's reasoning fields. `max_tokens` has no effect: no model here takes a target length."""
 
     PLACE = ("reasoning",)
 
@@ -311,7 +311,7 @@ class OtherReasoning(Fields):
 
 
 class OtherThinking(Fields):
-    """The switch of the reasoning of DeepSeek's, Z.ai's and Moonshot's servers."""
+    """DeepSeek's, Z.ai's and Moonshot's servers turn reasoning on and off by these fields."""
 
     PLACE = ("thinking",)
 
@@ -325,7 +325,7 @@ class ChatRequest(ChatFields):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, description=MESSAGES_HELP)]
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    # other servers' names for the effort and the switch of the reasoning, see `read_reasoning`
+    # Other servers' names for the reasoning effort and for turning reasoning on, see `read_reasoning`
     reasoning: OtherReasoning | None = None
     thinking: bool | OtherThinking | None = None
     enable_thinking: bool | None = None

@@ -126,7 +126,7 @@ class ModelConfig:
         architecture = _parse_architecture(ConfigReader(data, where), where)
         family = FAMILIES[architecture]
         if data.get("architectures") not in (None, [], architecture, [architecture]):
-            data = data | {"tie_word_embeddings": True}  # there is no output head
+            data = data | {"tie_word_embeddings": True}  # the checkpoint has no lm_head
         reader = ConfigReader({**family.defaults, **data}, where)
         config = _parse(reader, architecture, family, where)
         for key, value in family.constants.items():
@@ -230,7 +230,7 @@ def _find_text_part(data: dict[str, Any], where: str) -> tuple[dict[str, Any], d
     fields: dict[str, Any] = {"weight_prefix": part.prefix, "ignored_weights": part.ignored_weights}
     fields["weight_renames"] = part.renames
     if part.vision is not None:
-        # Of the token that stands for a feature; the older name was published for models of all kinds.
+        # The token that stands for one image feature. Checkpoints of every family also use its older name.
         keys = [key for key in ("image_token_index", "image_token_id") if reader.take(key) is not None]
         token_id = reader.integer(keys[0] if keys else "image_token_id", minimum=0)
         fields["vision"] = VisionSpec(
@@ -245,7 +245,7 @@ def _find_text_part(data: dict[str, Any], where: str) -> tuple[dict[str, Any], d
 
 
 def add_head(name: Any) -> Any:
-    """Return the architecture with an output head for one without, such as MistralModel of embedding models."""
+    """Return the causal LM architecture for a bare one: MistralForCausalLM for MistralModel."""
     whole = f"{str(name).removesuffix('Model')}ForCausalLM"
     return whole if str(name).endswith("Model") and whole in FAMILIES else name
 

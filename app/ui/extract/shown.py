@@ -50,7 +50,7 @@ class Shown:
     seen: frozenset[str] = frozenset()
     empty: frozenset[str] = frozenset()
     is_approved: bool = False
-    before: Shown | None = None  # before an item was removed, if that was the last thing done
+    before: Shown | None = None  # what Undo restores, while the last change is the removal of an item
 
     def __post_init__(self) -> None:
         if self.drafted is None:

@@ -14,7 +14,7 @@ from engine.model.rope_config import RopeKeys
 _MIXTRAL_NAMES = MoENames(
     block="block_sparse_moe", correction_bias="e_score_correction_bias", experts=("w1", "w3", "w2")
 )
-# Of layers for drafts, which are not published, and of the architecture before this one.
+# Keys that change no result: those of draft layers, whose weights are not published, and of the older MiniMax.
 _MINIMAX_INERT = frozenset(
     [
         *("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mlp_intermediate_size", "max_model_len"),
