@@ -56,6 +56,9 @@ PLACEHOLDER = "Ask the model something"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 # Short events need no queue.
 AT_ONCE: dict[str, Any] = {"queue": False, **QUIET}
+# An edited question with files is reported once for each of them. By default, Gradio would drop the event that follows
+# the text's report while the one that follows a file's report is running, and the answer would never be shown.
+EACH: dict[str, Any] = {"trigger_mode": "multiple"}
 # A question that is asked while the page opens must come after what opening fills, which would take its answer away.
 WAIT_UNTIL_OPEN = """async (...inputs) => {
 while (!globalThis.isChatOpen) await new Promise((resume) => setTimeout(resume, 20));
@@ -393,10 +396,10 @@ class ChatTab(ChatRun):
             sent,
             chatbot.example_select(self.send_example, asked, begun, js=WAIT_UNTIL_OPEN, **AT_ONCE),
             chatbot.retry(self.retry, asked, begun, **AT_ONCE),
-            chatbot.edit(self.edit, [chatbot, *asked], begun, **AT_ONCE),
+            chatbot.edit(self.edit, [chatbot, *asked], begun, **EACH, **AT_ONCE),
             self.branches.go_on(self.go_on, asked, begun, **AT_ONCE),
         ):
-            self._finish(begin.then(self.watch, turn, self.growing, **QUIET))
+            self._finish(begin.then(self.watch, turn, self.growing, **EACH, **QUIET))
         textbox.change(None, textbox, None, js=NAME_FILES, **AT_ONCE)
         textbox.stop(self.stop, turn, None, **AT_ONCE)
         self.branches.behind(self.slow_down, turn, None, **AT_ONCE)
@@ -422,7 +425,7 @@ class ChatTab(ChatRun):
         # Not the turn, because another one may have begun meanwhile.
         shown = [self.chatbot, self.textbox, self.growing, self.tokens]
         ended = [*shown, self.thread, self.branches, self.chats]
-        ending = watching.then(self.end, self.turn, ended, **AT_ONCE)
+        ending = watching.then(self.end, self.turn, ended, **EACH, **AT_ONCE)
         if self.models.has_choice:  # the answer may have loaded its model
             ending.then(self.offer_thinking, self.choosing, self.thinking, **AT_ONCE)
 
