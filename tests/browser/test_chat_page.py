@@ -385,8 +385,11 @@ def test_html_of_a_question_is_text_and_images_of_other_hosts_are_links_that_not
     site.complaints.clear()
     site.external_requests.clear()
     # The answers of two models stand beside each other, each over its figures, and an answer has the column's width.
-    left, right, figures = (site.page.get_by_text(words).bounding_box() for words in ("By a.", "By b.", "b tok/s"))
-    assert left["y"] == right["y"] and left["x"] + 300 < right["x"] == figures["x"] and figures["y"] > right["y"]
+    def are_beside_each_other() -> bool:
+        left, right, figures = (site.page.get_by_text(words).bounding_box() for words in ("By a.", "By b.", "b tok/s"))
+        return left["y"] == right["y"] and left["x"] + 300 < right["x"] == figures["x"] and figures["y"] > right["y"]
+
+    site.wait_for(are_beside_each_other)  # the column may still be opening
     column, row = (site.page.locator(f"#chatbot {part}").first.bounding_box() for part in (".message-wrap", ".bot-row"))
     assert row["width"] > column["width"] - 20
     assert site.page.locator("#chatbot .user-row").first.inner_text() == typed.replace("`", "")
