@@ -6,22 +6,19 @@ The question is in the store when the turn has begun; the server writes the answ
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import gradio as gr
 
 from app.api.model_pool import ModelPool
-from app.reasoning import OPEN, Thinking, gate_grammar, prepare_prompt
 from app.store import Store, StoreError
 from app.ui.chat import store as chats
-from app.ui.chat.answers import Answer, Answers, Outputs, join_streams
-from app.ui.chat.attachments import is_image, load_images, read_files
+from app.ui.chat.answers import Answer, Answers
+from app.ui.chat.attachments import is_image, read_files
 from app.ui.chat.branches import Node, find_place, join
 from app.ui.chat.conversation import (
     History,
@@ -34,18 +31,16 @@ from app.ui.chat.conversation import (
     read_answers,
     read_text,
     take_back,
-    to_model_messages,
     user_message,
 )
+from app.ui.chat.generation import Generation
 from app.ui.chat.history import Thread, describe_chats, report_problem
-from app.ui.chat.settings import Settings, make_sampling_params
-from app.ui.chat.thinking import ThinkingChoices, read_choices
+from app.ui.chat.settings import Settings
 from app.ui.chat.writing import conclude, inspect, write
 from app.ui.explain import explain
 from app.ui.model_choice import ModelChoice
 from app.ui.owner import find_owner
-from app.ui.pacing import pace
-from engine import Engine, InvalidRequest, RequestOutput, SamplingParams
+from engine import Engine, InvalidRequest
 
 WAITING = "…"
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 2.0
@@ -96,9 +91,8 @@ class ChatRun:
         self.engine = engine
         self.models = ModelChoice(engine, pool)
         self.store = store
-        self.interval_s = interval_s
+        self.generation = Generation(self.models, interval_s)
         self.answers = Answers(engine)
-        self._choices: WeakKeyDictionary[Engine, ThinkingChoices] = WeakKeyDictionary()
 
     async def send(self, typed: Mapping[str, Any], request: gr.Request, *rest: Any) -> Begun:
         """Begin a turn with the typed text and attachments; do nothing while another turn runs.
@@ -258,7 +252,7 @@ class ChatRun:
 
         answer.write = save
         asked = [*join(path), *question]
-        self.answers.begin(answer, self._generate(answer, asked, settings, str(request.session_hash)))
+        self.answers.begin(answer, self.generation.generate(answer, asked, settings, str(request.session_hash)))
         turn = Turn(asked, num_shown, {"id": chat_id, "leaf": answer.answer_id}, answer)
         busy = gr.update(submit_btn=False, stop_btn=True)
         listed = describe_chats(await self.store.run(chats.list_chats, owner), turn.thread)
@@ -278,78 +272,6 @@ class ChatRun:
         if num_tokens >= limit:
             why = f"the message and its files have {num_tokens:,} tokens, and the model takes {limit:,} with the answer"
             raise InvalidRequest(why, "message")
-
-    async def find_choices(self, engine: Engine) -> ThinkingChoices:
-        """Return what the chat template lets a person choose about reasoning; nothing until it is loaded."""
-        tokenizer = engine.tokenizer
-        if tokenizer is None or not tokenizer.has_chat_template:
-            return ThinkingChoices()
-        if engine not in self._choices:
-            self._choices[engine] = await asyncio.to_thread(read_choices, tokenizer.apply_chat_template)
-        return self._choices[engine]
-
-    async def _generate(
-        self, answer: Answer, history: History, settings: Settings, session: str
-    ) -> AsyncGenerator[Outputs | None, None]:
-        streams = {name: self._generate_by(name, answer, history, settings, session) for name in answer.names}
-        async with aclosing(pace(join_streams(streams), self.interval_s)) as changes:
-            async for outputs in changes:
-                yield outputs
-
-    async def _generate_by(
-        self, name: str, answer: Answer, history: History, settings: Settings, session: str
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the outputs of one model; their texts begin with the text that the answer goes on with."""
-        async with self.models.hold(name) as (engine, lora_request):
-            prompt_ids, params = await self._prepare(engine, answer, name, history, settings)
-            before = answer.write_before(name)
-            # A separate cache salt, so that one visitor's prompts never show in another's cache timings.
-            stream = engine.generate(
-                prompt_ids, params, cache_salt=f"session-{session}", priority=int(settings.priority),
-                lora_request=lora_request,
-            )
-            async with aclosing(stream) as outputs:
-                async for output in outputs:
-                    written = output.outputs[0]
-                    yield replace(output, outputs=[replace(written, text=before + written.text)]) if before else output
-
-    async def _prepare(
-        self, engine: Engine, answer: Answer, name: str, history: History, settings: Settings
-    ) -> tuple[list[int], SamplingParams]:
-        tokenizer = engine.tokenizer
-        if tokenizer is None:
-            raise InvalidRequest("this engine runs without a tokenizer and has no chat")
-        messages, thinking = to_model_messages(history, settings.system_prompt, name), None
-        reasoning, content = answer.before[name]
-        options: dict[str, Any] = {}
-        if content and not reasoning:
-            messages.append({"role": "assistant", "content": content})
-            options = {"add_generation_prompt": False, "continue_final_message": True}
-        if tokenizer.has_chat_template:
-            messages = await asyncio.to_thread(load_images, messages)
-            choices = await self.find_choices(engine)
-            options |= choices.make_options(settings.thinks or bool(reasoning), settings.effort)
-            prompt_ids, thinking = await prepare_prompt(engine, choices.knows, messages, **options)
-            # Some models reason even when it is switched off.
-            is_shown = settings.thinks or bool(reasoning) or not choices.has_switch
-            split = thinking if is_shown else replace(thinking or Thinking(is_open=False), is_shown=False)
-            answer.thinking[name] = split
-            if reasoning:
-                # Templates drop or close the reasoning of a message; behind a new answer's prompt it goes on as it was.
-                written = answer.write_before(name)
-                opened = f"{OPEN}\n" if split is not None and split.is_open else ""
-                more = await engine.encode(written.removeprefix(opened), add_special_tokens=False)
-                prompt_ids = [*prompt_ids, *more]
-        else:
-            text = "\n\n".join(m["content"] for m in messages)
-            prompt_ids = await engine.encode(text if content else f"{text}\n\n")
-        params = make_sampling_params(settings, len(prompt_ids), engine.resolved.max_model_len)
-        if thinking is not None:
-            # The end mark of reasoning may be a special token, and a grammar begins after it.
-            params = replace(params, skip_special_tokens=False)
-            if params.grammar is not None:
-                params = replace(params, grammar=gate_grammar(params.grammar, thinking))
-        return prompt_ids, params
 
 
 def is_running(turn: Turn | None) -> bool:
