@@ -123,13 +123,15 @@ async def prepare_prompt(
     return ids, find_thinking(knows, tail, messages, options)
 
 
-def write_output(reasoning: str, content: str, has_channels: bool) -> str:
+def write_output(reasoning: str, content: str, thinking: Thinking | None) -> str:
     """Return an output that is split into this reasoning and content; without content it ends inside the reasoning."""
-    if not reasoning:
-        return content
-    if has_channels:
-        begun, end = f"<|channel|>analysis<|message|>{reasoning}", f"<|end|>{ASSISTANT}{FINAL}"
-    else:
+    begun = end = ""
+    if thinking is not None and thinking.has_channels:
+        begun = f"<|channel|>analysis<|message|>{reasoning}" if reasoning else ""
+        end = f"<|end|>{ASSISTANT}{FINAL}" if reasoning else FINAL
+    elif thinking is not None and thinking.is_open:
+        begun, end = reasoning, f"\n{CLOSE}\n\n"
+    elif reasoning:
         begun, end = f"{OPEN}\n{reasoning}", f"\n{CLOSE}\n\n"
     return begun + end + content if content else begun
 

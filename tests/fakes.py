@@ -253,10 +253,11 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         deadline_s: float | None = None,
+        generated_token_ids: Sequence[Sequence[int]] = (),
         prediction: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        text = self._read(prompt)
+        text = self._read(prompt) + "".join(chr(each) for ids in generated_token_ids for each in ids)
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline_s": deadline_s}
         if prediction is not None:
             options["prediction"] = prediction

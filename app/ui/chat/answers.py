@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.concurrency import cancel_all
@@ -34,14 +34,29 @@ PERIODS = range(1, MAX_PERIOD + 1)
 Outputs = Mapping[str, RequestOutput]
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a model goes on with: a prompt, what it has generated after it, and the text of that.
+
+    Attributes:
+        thinking: how the output after the prompt begins; None if it contains no reasoning.
+    """
+
+    prompt_ids: list[int]
+    token_ids: list[int]
+    text: str
+    thinking: Thinking | None
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Answer:
     """One answer, as far as it has been generated.
 
     Attributes:
         names: the models that answer.
-        before: by model, the reasoning and the content that its answer goes on with.
-        outputs: by model, what it has written so far, with what was before.
+        before: by model, the reasoning and the content that its answer goes on with, as the store has them.
+        starts: by model, what it goes on with, as it was generated; unless that is known, it is made of `before`.
+        outputs: by model, what it has written so far; its text begins with that of its start.
         thinking: by model, how its text is split into reasoning and content; None if all of it is content.
         write: begins to write the answer into the store; `written` is the last writing.
         ended: when it ended, by the clock of Answers.
@@ -50,6 +65,7 @@ class Answer:
     answer_id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     names: Sequence[str] = ("",)
     before: Mapping[str, Written] = field(default_factory=dict)
+    starts: dict[str, Start] = field(default_factory=dict)
     outputs: Mapping[str, RequestOutput] = field(default_factory=dict)
     thinking: dict[str, Thinking | None] = field(default_factory=dict)
     problem: Explanation | None = None
@@ -66,13 +82,21 @@ class Answer:
 
     def read(self, name: str) -> str:
         """Return the output of a model so far."""
-        output = self.outputs.get(name)
-        return self.write_before(name) if output is None else output.outputs[0].text
+        if name in self.outputs:
+            return self.outputs[name].outputs[0].text
+        if name in self.starts:
+            return self.starts[name].text
+        return write_output(*self.before.get(name, ("", "")), self.thinking.get(name))
 
-    def write_before(self, name: str) -> str:
-        """Return the output that the answer of a model goes on with."""
-        thinking = self.thinking.get(name)
-        return write_output(*self.before.get(name, ("", "")), thinking is not None and thinking.has_channels)
+    def make_starts(self) -> dict[str, Start]:
+        """Return what another answer needs to go on exactly where this one has ended."""
+        starts = {}
+        for name, output in self.outputs.items():
+            start, written = self.starts[name], output.outputs[0]
+            # The engine decodes the end again: what may become a stop string, and a part of a character.
+            text = written.text if written.finish_reason is None else written.text.rstrip("\ufffd")
+            starts[name] = replace(start, token_ids=[*start.token_ids, *written.token_ids], text=text)
+        return starts
 
     def stop(self) -> None:
         """End the answer and abort its requests; the text so far stays."""

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
-from app.reasoning import OPEN, Thinking, gate_grammar, prepare_prompt
-from app.ui.chat.answers import Answer, Outputs, join_streams
+from app.reasoning import Thinking, gate_grammar, prepare_prompt, write_output
+from app.ui.chat.answers import Answer, Outputs, Start, join_streams
 from app.ui.chat.attachments import load_images
 from app.ui.chat.conversation import History, to_model_messages
 from app.ui.chat.settings import Settings, make_sampling_params
@@ -51,52 +50,55 @@ class Generation:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one model; their texts begin with the text that the answer goes on with."""
         async with self._models.hold(name) as (engine, lora_request):
-            prompt_ids, params = await self._prepare(engine, answer, name, history, settings)
-            before = answer.write_before(name)
+            start, params = await self._prepare(engine, answer, name, history, settings)
             # A separate cache salt, so that one visitor's prompts never show in another's cache timings.
             stream = engine.generate(
-                prompt_ids, params, cache_salt=f"session-{session}", priority=int(settings.priority),
-                lora_request=lora_request,
+                start.prompt_ids, params, cache_salt=f"session-{session}", priority=int(settings.priority),
+                generated_token_ids=[start.token_ids] if start.token_ids else (), lora_request=lora_request,
             )
             async with aclosing(stream) as outputs:
                 async for output in outputs:
                     written = output.outputs[0]
-                    yield replace(output, outputs=[replace(written, text=before + written.text)]) if before else output
+                    yield replace(output, outputs=[replace(written, text=start.text + written.text)])
 
     async def _prepare(
         self, engine: Engine, answer: Answer, name: str, history: History, settings: Settings
-    ) -> tuple[list[int], SamplingParams]:
+    ) -> tuple[Start, SamplingParams]:
+        """Return what the model goes on with, and its parameters."""
+        if name not in answer.starts:
+            answer.starts[name] = await self._make_start(engine, answer, name, history, settings)
+        start = answer.starts[name]
+        num_before = len(start.prompt_ids) + len(start.token_ids)
+        params = make_sampling_params(settings, num_before, engine.resolved.max_model_len)
+        params = replace(params, max_tokens=(params.max_tokens or 0) + len(start.token_ids))
+        if start.thinking is not None:
+            # The end mark of reasoning may be a special token, and a grammar begins after it.
+            params = replace(params, skip_special_tokens=False)
+            if params.grammar is not None:
+                params = replace(params, grammar=gate_grammar(params.grammar, start.thinking))
+        return start, params
+
+    async def _make_start(
+        self, engine: Engine, answer: Answer, name: str, history: History, settings: Settings
+    ) -> Start:
         tokenizer = engine.tokenizer
         if tokenizer is None:
             raise InvalidRequest("this engine runs without a tokenizer and has no chat")
         messages, thinking = to_model_messages(history, settings.system_prompt, name), None
-        reasoning, content = answer.before[name]
-        options: dict[str, Any] = {}
-        if content and not reasoning:
-            messages.append({"role": "assistant", "content": content})
-            options = {"add_generation_prompt": False, "continue_final_message": True}
+        reasoning, content = answer.before.get(name, ("", ""))
         if tokenizer.has_chat_template:
             messages = await asyncio.to_thread(load_images, messages)
             choices = await self.find_choices(engine)
-            options |= choices.make_options(settings.thinks or bool(reasoning), settings.effort)
+            thinks = settings.thinks or bool(reasoning)
+            options = choices.make_options(thinks, settings.effort)
             prompt_ids, thinking = await prepare_prompt(engine, choices.knows, messages, **options)
             # Some models reason even when it is switched off.
-            is_shown = settings.thinks or bool(reasoning) or not choices.has_switch
+            is_shown = thinks or not choices.has_switch
             split = thinking if is_shown else replace(thinking or Thinking(is_open=False), is_shown=False)
             answer.thinking[name] = split
-            if reasoning:
-                # Templates drop or close the reasoning of a message; behind a new answer's prompt it goes on as it was.
-                written = answer.write_before(name)
-                opened = f"{OPEN}\n" if split is not None and split.is_open else ""
-                more = await engine.encode(written.removeprefix(opened), add_special_tokens=False)
-                prompt_ids = [*prompt_ids, *more]
         else:
-            text = "\n\n".join(m["content"] for m in messages)
-            prompt_ids = await engine.encode(text if content else f"{text}\n\n")
-        params = make_sampling_params(settings, len(prompt_ids), engine.resolved.max_model_len)
-        if thinking is not None:
-            # The end mark of reasoning may be a special token, and a grammar begins after it.
-            params = replace(params, skip_special_tokens=False)
-            if params.grammar is not None:
-                params = replace(params, grammar=gate_grammar(params.grammar, thinking))
-        return prompt_ids, params
+            prompt_ids = await engine.encode("".join(f"{each['content']}\n\n" for each in messages))
+        # Behind a new answer's prompt, because templates drop the reasoning of the last message, or trim it.
+        text = write_output(reasoning, content, thinking)
+        written = await engine.encode(text, add_special_tokens=False) if text else []
+        return Start(prompt_ids, written, text, thinking)

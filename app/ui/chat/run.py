@@ -22,7 +22,6 @@ from app.ui.chat.attachments import is_image, read_files
 from app.ui.chat.branches import Node, find_place, join
 from app.ui.chat.conversation import (
     History,
-    Written,
     answer_message,
     is_file,
     lay_out,
@@ -44,7 +43,6 @@ from engine import Engine, InvalidRequest
 
 WAITING = "…"
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 2.0
-EMPTY: Mapping[str, Written] = {}
 REMOVED = "This chat was removed in another tab, so nothing was sent. Begin a new chat."
 
 Begun = tuple[Any, ...]  # chatbot, composer, growing, thread, turn, chats
@@ -145,10 +143,13 @@ class ChatRun:
         path = await self._read_path(request, thread)
         if not path:
             return _report(REMOVED)
-        if Settings(*values).grammar_kind != "none":
-            return _report("Not continued, because a grammar begins anew. Raise Max tokens, and ask again.")
         *path, last = path
-        return await self._begin_again(path, [], thread, request, values, read_answers(last.messages))
+        written, names = read_answers(last.messages), self._name_models(Settings(*values))
+        before = {name: written.get(name) or written.get("") or ("", "") for name in names}
+        answer = Answer(names=names, before=before)
+        if (known := self.answers.find(last.id)) is not None:
+            answer.starts, answer.thinking = known.make_starts(), dict(known.thinking)
+        return await self._begin_again(path, [], thread, request, values, answer)
 
     async def edit(self, history: History, data: gr.EditData, request: gr.Request, *rest: Any) -> Begun:
         """Ask an edited question and keep the old one as another version. Does nothing while another turn runs."""
@@ -222,20 +223,19 @@ class ChatRun:
 
     async def _begin_again(
         self, path: list[Node], question: History, thread: Thread | None, request: gr.Request, values: Sequence[Any],
-        before: Mapping[str, Written] = EMPTY,
+        answer: Answer | None = None,
     ) -> Begun:
         """Begin a turn in the place of an earlier one: the page gets the history up to the question."""
         asked = [*join(path), *question]
-        begun = await self._begin(path, question, len(asked), thread, request, values, before)
+        begun = await self._begin(path, question, len(asked), thread, request, values, answer)
         return (lay_out(asked), *begun[1:]) if isinstance(begun[4], Turn) else begun
 
     async def _begin(
         self, path: Sequence[Node], question: History, num_shown: int, thread: Thread | None,
-        request: gr.Request, values: Sequence[Any], written: Mapping[str, Written] = EMPTY,
+        request: gr.Request, values: Sequence[Any], answer: Answer | None = None,
     ) -> Begun:
         settings, owner = Settings(*values), find_owner(request)
-        names = settings.models or [self.engine.model_name]
-        answer = Answer(names=names, before={name: written.get(name) or written.get("") or ("", "") for name in names})
+        answer = answer or Answer(names=self._name_models(settings))
         chat_id = thread["id"] if thread is not None else chats.make_id()
         nodes = [Node(chats.make_id(), path[-1].id if path else None, question)] if question else []
         before = [*path, *nodes][-1].id
@@ -257,6 +257,9 @@ class ChatRun:
         busy = gr.update(submit_btn=False, stop_btn=True)
         listed = describe_chats(await self.store.run(chats.list_chats, owner), turn.thread)
         return gr.skip(), busy, turn.growing, turn.thread, turn, listed
+
+    def _name_models(self, settings: Settings) -> list[str]:
+        return settings.models or [self.engine.model_name]
 
     async def _read_path(self, request: gr.Request, thread: Thread | None) -> list[Node] | None:
         """Return what the page shows, as the store has it; None if another tab has removed it."""

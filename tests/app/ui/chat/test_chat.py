@@ -114,9 +114,6 @@ async def test_an_answer_that_was_cut_off_goes_on_as_another_version() -> None:
     assert [turn for turn in (await read(tab, played.thread["id"]))[1] if turn[0]] == [
         ("hello", "fine, thanks"), ("hello", "fine, thanksfine, thanks")
     ]
-    kind = SETTINGS.index("none")
-    bound = (*SETTINGS[:kind], "JSON object", *SETTINGS[kind + 1 :])
-    assert "a grammar begins anew" in str(await tab.go_on(REQUEST, played.thread, None, *bound))
 
 
 async def test_history_settings_and_session_reach_the_engine() -> None:

@@ -1,7 +1,8 @@
 """The chat offers the choices about reasoning that the chat template takes, and passes them on."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,23 +65,40 @@ async def test_the_choice_reaches_the_template_also_on_retry_and_is_read_once(th
         assert played.history[-2]["content"] == "thanks"
 
 
-@pytest.mark.parametrize(("opening", "marks"), [
-    ("", ("<think>\n", "</think>")), ("<think>\n", ("", "</think>")),
-    ("<|start|>assistant", ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>")),
-])
-async def test_an_answer_that_was_cut_inside_its_reasoning_goes_on_there(opening: str, marks: tuple[str, str]) -> None:
+CHANNELS = "<|channel|>analysis<|message|>fine,\n\nor?<|end|><|start|>assistant<|channel|>final<|message|>  Yes \n both"
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize(
+    ("opening", "whole"),
+    [
+        ("", "<think>\nfine,\n\nor?\n</think>\n\n  Yes \n both"), ("<think>\n", "fine,\n\nor?\n</think>\n\nYes both"),
+        ("", "Yes \n both"), ("<think>\n", "</think>Yes both"), ("<|start|>assistant", CHANNELS),
+        ("<|start|>assistant", "<|channel|>final<|message|>Yes both"),
+    ],
+)
+async def test_an_answer_cut_anywhere_goes_on_to_what_an_uncut_one_says(
+    opening: str, whole: str, is_kept: bool
+) -> None:
     tab, engine = make_tab(tokenizer=Template(switch="enable_thinking", opening=opening))
-    (begin, end), thread = marks, None
-    for before, more, shown in (("", "so f", ("so f", "")), ("so f", f"ine{end}Yes, b", ("so fine", "Yes, b")),
-                                (f"so fine\n{end}\n\nYes, b", "oth", ("so fine", "Yes, both"))):
-        engine.reply = lambda _, more=more, before=before: more if before else begin + more
-        settings = astuple(Settings(thinks=not before))  # it goes on also when the next answer would not think
-        begun = await (tab.go_on(REQUEST, thread, None, *settings) if before else ask(tab, settings=settings))
-        played = await play(tab, begun)
-        thread = played.thread
-        prompt = engine.requests[-1].prompt.replace("\n", "")
-        assert prompt.endswith((opening + begin + before).replace("\n", "")) or not before
-        assert tuple(read_text(message["content"]) for message in played.history[-3:-1]) == shown
+    engine.reply = lambda _: whole
+    settings = Settings(with_tokens=False)
+    uncut = await play(tab, await ask(tab, settings=astuple(settings)))
+    expected = [read_text(message["content"]) for message in uncut.history[1:-1]]
+    prompt = engine.requests[0].prompt
+    # A restarted server has only what the store has: no part of a mark, and no breaks around the reasoning.
+    cuts = range(len(whole)) if is_kept else [word.end() for word in re.finditer("fine,|Yes|bo", whole)]
+    for cut in cuts:
+        engine.reply = lambda _, cut=cut: whole[:cut]
+        thread = (await play(tab, await ask(tab, settings=astuple(settings)))).thread
+        if not is_kept:
+            tab.answers._kept.clear()
+        engine.reply = lambda _, cut=cut: whole[cut:]
+        # It goes on as it began, even if the next answer would not think.
+        silent = astuple(replace(settings, thinks=not is_kept and not all(expected)))
+        played = await play(tab, await tab.go_on(REQUEST, thread, None, *silent))
+        assert [read_text(message["content"]) for message in played.history[1:-1]] == expected
+        assert not is_kept or engine.requests[-1].prompt == prompt + whole[:cut]
 
 
 async def test_a_model_without_choices_is_asked_nothing_and_offers_nothing() -> None:
