@@ -10,6 +10,7 @@ import gradio as gr
 
 from app.api.errors import ApiError
 from app.api.model_pool import ModelPool
+from app.ui.choices import accept_unsent
 from app.ui.explain import Explanation
 from engine import Engine, InvalidRequest, LoRARequest
 
@@ -98,9 +99,7 @@ class ReaderChooser:
             _name_choices([name]), value=name, label="Read by", show_label=False, container=False, interactive=True,
             filterable=False, min_width=120, scale=0, visible=False, elem_classes="reader",
         )
-        # Gradio would refuse every event with a kept name that a fresh page's list does not have yet. As an argument it
-        # would let people type names.
-        self.dropdown.allow_custom_value = True
+        accept_unsent(self.dropdown)  # a kept name
 
     def connect(self, *opening: Any) -> None:
         """Offer the models whenever one of these events comes: the page or its tab is opened."""

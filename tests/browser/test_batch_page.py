@@ -126,6 +126,21 @@ def test_a_run_outlives_its_page_and_stopping_keeps_its_records(site: Site, orde
     site.page.get_by_role("button", name="Download CSV").wait_for()
 
 
+def test_an_idle_page_loads_again_after_a_restart_of_the_server(site: Site, orders: Path) -> None:
+    open_files(site, orders)
+    site.page.evaluate("document.body.id = 'old'")
+    site.page.route("**/app_id", lambda route: route.fulfill(json={"app_id": 1}))  # another process
+    site.page.context.set_offline(True)
+    site.page.locator(".strip").get_by_text("not reachable").wait_for()
+    site.page.context.set_offline(False)
+    site.page.locator("#old").wait_for(state="detached")
+    site.page.unroute("**/app_id")
+    site.complaints.clear()
+    site.page.locator("#batch-files").get_by_text("orders").wait_for()
+    site.page.get_by_role("button", name="Try the first 5").click()
+    site.page.get_by_text("5 of 5 rows").wait_for()
+
+
 def test_answer_and_batch_survive_a_killed_server(desk: Any, tmp_path: Path) -> None:
     path = tmp_path / "orders.csv"
     rows = [f'{n},"Invoice INV-{n}, Northwind Paper Ltd, total {n}.50 EUR"' for n in range(150)]

@@ -31,6 +31,7 @@ from app.ui.batch.view import (
     render_preview,
     render_records,
 )
+from app.ui.choices import accept_unsent
 from app.ui.examples import Examples
 from app.ui.explain import Explanation
 from app.ui.extract.desk import Update
@@ -95,13 +96,15 @@ class BatchTab(BatchRunner):
         reader = self.reader.dropdown
         inputs = [*choice, of_extract.problem, self.order, reader]
         attached = demo.load(self.attach, known, [*opened, self.schema], js=read_kept("readBatch"), **quiet)
-        attached.then(self.show_choice, choice, self.records, **at_once)
+        back = self.records.back(self.attach, known, [*opened, self.schema], js=read_kept("readBatch"), **quiet)
+        for event in (attached, back):
+            event.then(self.show_choice, choice, self.records, **at_once)
         self.trial.click(self.run_some, inputs, outputs, **quiet)
         self.run_button.click(self.run_all, inputs, outputs, **quiet)
         self.again.click(self.run_again, self.order, outputs, **quiet)
         self.samples.click(self.run_samples, [self.order, reader], [*opened, self.schema], **quiet)
         choices = [*choice, reader]
-        for event in (*begun, attached):
+        for event in (*begun, attached, back):
             event.then(self.describe, choices, self.inputs, **at_once)
         changed = [self.column.change, self.schema.change, of_extract.code.change, reader.change]
         gr.on(changed, self.describe, choices, self.inputs, trigger_mode="always_last", **at_once)
@@ -119,6 +122,7 @@ class BatchTab(BatchRunner):
             # Without file_types, with which Gradio would refuse a whole folder for one unsupported file.
             self.folder = gr.UploadButton("Open a folder", file_count="directory", size="sm")
             self.column = gr.Dropdown([], label="Column with the text", interactive=True)
+            accept_unsent(self.column)
             self.schema = gr.Dropdown(
                 [AS_IN_EXTRACT, *self.examples.schemas], value=AS_IN_EXTRACT, label="Schema of a record"
             )

@@ -10,6 +10,7 @@ import gradio as gr
 
 from app.extraction import Limits, Schema, add_bounds, describe_added
 from app.extraction.schema_check import CheckedSchema, SchemaChecker
+from app.ui.choices import accept_unsent
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain
 from app.ui.extract.shown import digest
@@ -56,6 +57,7 @@ class SchemaPanel:
         self.chooser = gr.Radio(
             [*self.examples.schemas, BLANK], value=self.first, label="Schema of the record", elem_classes="chips"
         )
+        accept_unsent(self.chooser)  # a stored schema
         self.before = gr.State("")  # the schema that a choice has replaced
         self.undo = gr.Button("Undo: bring back the schema before", size="sm", visible=False, elem_id="undo-schema")
         # As an input, all schemas stored in the browser; as an output, one more.

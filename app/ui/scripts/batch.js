@@ -33,3 +33,4 @@ const fold = () => {
   if (!wasOpen && isOpen && innerWidth <= 960 && label?.classList.contains("open")) label.click();
 };
 watch("value", () => setTimeout(() => { keepRun(); compare(); fold(); }));
+document.addEventListener("back", () => trigger("back"));

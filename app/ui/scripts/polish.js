@@ -202,16 +202,29 @@ else setTimeout(loadFonts, performance.now()); // as long again
 const PERIOD_MS = 1000, PATIENCE_MS = 5000;
 const whenIdle = globalThis.requestIdleCallback ?? setTimeout;
 const LOST = '<span class="state stopped"><i></i>not reachable</span>';
+// A new server process knows nothing of this page, which therefore loads again. The same one may have taken the page for
+// closed: what the page shows is opened there again.
+const comeBack = async () => {
+  const { root, api_prefix: prefix, app_id: known } = window.gradio_config;
+  const now = await fetch(`${root}${prefix}/app_id`).then((reply) => reply.json()).catch(() => null);
+  if (now && now.app_id !== known) location.reload();
+  else document.dispatchEvent(new Event("back"));
+};
+let isAway = false;
 const refreshStrip = async () => {
-  if (!document.hidden) {
+  let isLost = document.hidden;
+  if (!isLost) {
     // A page that is busy takes the reply late: only one that has nothing else to do misses it.
     const late = new Promise((resolve) => setTimeout(whenIdle, PATIENCE_MS, () => resolve()));
     const strip = await Promise.race([server.refresh(), late]); // undefined also if the request has failed
     props.value = strip || props.value.replace(/<span class="state[^]*?<\/span>/, LOST);
+    isLost = !strip;
+    if (isAway && !isLost) comeBack();
   }
+  isAway = isLost;
   setTimeout(refreshStrip, PERIOD_MS);
 };
-// After a restart of the server Gradio reloads the page; restore the text that was typed and not sent.
+// After a restart of the server the page loads again; restore the text that was typed and not sent.
 const DRAFTS = ["#composer textarea", "#source textarea"];
 const keepDrafts = () => {
   const name = document.querySelector("#source-name span");
