@@ -24,7 +24,7 @@ FILE_THREADS = ThreadPoolExecutor(2, thread_name_prefix="files")
 
 async def read_apart(name: str | PurePath, read: Callable[..., T], *args: object) -> T:
     """Return `read(*args)` for a file of that name; others' files of its kind may be read before it."""
-    is_child = PurePath(name).suffix.lower() in (".pdf", *IMAGE_TYPES, *OFFICE_TYPES)
+    is_child = PurePath(name).suffix.lower() in (".pdf", ".zip", *IMAGE_TYPES, *OFFICE_TYPES)
     threads = CHILD_THREADS if is_child else FILE_THREADS
     work = partial(copy_context().run, read, *args)
     return await asyncio.get_running_loop().run_in_executor(threads, work)

@@ -34,6 +34,7 @@ OFFICE_TYPES = (
     ".docx", ".docm", ".dotx", ".dotm", ".xlsx", ".xlsm", ".xltx", ".xltm", ".pptx", ".pptm", ".potx", ".ppsx",
     ".html", ".htm", ".eml", ".msg", ".mht", ".mhtml",
 )
+SHEET_TYPES = (".xlsx", ".xlsm", ".xltx", ".xltm")
 OLD_TYPES = {".doc": ".docx", ".xls": ".xlsx", ".ppt": ".pptx", ".odt": ".docx", ".ods": ".xlsx", ".rtf": ".docx"}
 MAX_CHARS = 10_000_000  # of the text of such a file
 TABLE_TYPES = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -169,14 +170,6 @@ class Table:
         return [row.pick(picked) for row in self.rows]
 
 
-def read_file(path: Path, limits: TableLimits = UNLIMITED) -> Table:
-    """The rows of one file; one that cannot be read is one row with its error."""
-    try:
-        return make_table(read_rows(path, limits=limits))
-    except UnreadableSource as error:
-        return make_table([Row(path.name, error=str(error))])
-
-
 def make_table(rows: Sequence[Row]) -> Table:
     columns = dict.fromkeys(column for row in rows for column in row.cells)
     num_chars = sum(len(cell) for row in rows for cell in row.cells.values())
@@ -215,7 +208,7 @@ def parse_rows(data: bytes, name: str, limits: TableLimits = UNLIMITED, with_ima
         return [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: text}, notes=notes)]
     text, guessed = decode_text(data, name)
     if suffix in TABLE_TYPES:
-        rows = (_read_csv if suffix in (".csv", ".tsv") else _read_jsonl)(text, name, limits)
+        rows = (read_table if suffix in (".csv", ".tsv") else _read_jsonl)(text, name, limits)
     else:
         rows = [Row(name, {FILE_COLUMN: name, TEXT_COLUMN: text})]
     if guessed:
@@ -264,7 +257,8 @@ def read_bytes(path: Path | None, name: str, max_bytes: int) -> bytes:
     return data
 
 
-def _read_csv(text: str, name: str, limits: TableLimits) -> list[Row]:
+def read_table(text: str, name: str, limits: TableLimits) -> list[Row]:
+    """The rows of a CSV text."""
     table = read_csv(text, name, partial(limits.check, name))
     columns = table.columns
     rows = [_make_row(f"{name} row {number}", columns, line) for number, line in enumerate(table.rows, 1)]

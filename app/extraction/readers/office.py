@@ -21,7 +21,7 @@ from .package import (
     read_blocks,
     read_relations,
 )
-from .sheets import read_xlsx
+from .sheets import read_table, read_xlsx
 
 
 def read(data: bytes, kind: str, max_chars: int) -> dict[str, Any]:
@@ -82,4 +82,5 @@ READERS: dict[str, Callable[[bytes, list[str]], Lines]] = {
     "mht": read_eml, "mhtml": read_eml,
     "msg": read_msg, "docm": read_docx, "dotx": read_docx, "dotm": read_docx, "xlsm": read_xlsx, "xltx": read_xlsx,
     "xltm": read_xlsx, "pptm": read_pptx, "potx": read_pptx, "ppsx": read_pptx,
+    "table": read_table,
 }

@@ -5,6 +5,7 @@ Numbers stand as they are stored, not rounded as they are shown; dates are writt
 
 from __future__ import annotations
 
+import csv
 import importlib
 import io
 import re
@@ -16,6 +17,7 @@ from .package import CELL_GAP, Lines, find_attribute, find_parts, name_of, note_
 
 UNCOMPUTED = re.compile(rb"(?:</f>|<f[^>]*/>)\s*(?:<v\s*/>|<v></v>)?\s*</c>")  # a formula without its value
 PADDED = re.compile(r"0[0 /-]*0")  # the format of a number with leading zeros, as 000-00
+NUMBER = re.compile(r"[\d.,:/%€$£ +-]+")
 MAX_WHOLE = 1e21  # numbers below are written with all their digits
 # What a format shows as it is, a currency such as [$€-407], other brackets, room, and signs with a meaning.
 FORMAT = re.compile(r'"(?P<text>[^"]*)"|\\(?P<sign>.)|\[\$(?P<unit>[^\]-]*)[^\]]*\]|\[[^\]]*\]|[_*].|(?P<code>.)')
@@ -51,7 +53,33 @@ def read_xlsx(data: bytes, notes: list[str]) -> Lines:
         yield from read_blocks(part)
 
 
-def _spell(cell: Any) -> str:
+def read_table(data: bytes, notes: list[str]) -> Lines:
+    """Yield the only sheet with cells as CSV, behind Excel's `sep=` line; nothing if it is no table.
+
+    A table has names above all its cells: different ones that are no numbers, with two or more rows below, most of
+    which are filled to the half.
+    """
+    book = importlib.import_module("openpyxl").load_workbook(io.BytesIO(data), read_only=True, data_only=True)
+    found = []
+    for sheet in book.worksheets:
+        sheet.reset_dimensions()
+        rows = [[_spell(cell, is_one_line=False) for cell in row] for row in sheet.iter_rows()]
+        found += [rows] if (rows := [row for row in rows if any(row)]) else []
+    if len(found) != 1:
+        return
+    head, *below = found[0]
+    names = [name for name in head if name]
+    is_named = len(set(names)) == len(names) > 1 and not any(NUMBER.fullmatch(name) for name in names)
+    is_inside = not any(any(row[len(names) :]) for row in found[0])
+    num_filled = sum(2 * sum(map(bool, row)) >= len(names) for row in below)
+    if is_named and is_inside and len(below) > 1 and 2 * num_filled > len(below):
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows(row[: len(names)] for row in found[0])
+        yield "sep=,"
+        yield out.getvalue()
+
+
+def _spell(cell: Any, is_one_line: bool = True) -> str:
     value = cell.value
     if value is None:
         return ""
@@ -65,7 +93,7 @@ def _spell(cell: Any) -> str:
         return f"{'-' * (value < timedelta(0))}{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     if isinstance(value, datetime) and not {*"hs"} & {*_read_format(cell.number_format)[1].lower()}:
         value = value.date()
-    return " ".join(str(value).split())
+    return " ".join(str(value).split()) if is_one_line else str(value).strip()
 
 
 def _spell_number(value: int | float, codes: str) -> str:

@@ -16,7 +16,7 @@ from gradio.utils import get_upload_folder
 from app.api.context import ApiContext
 from app.api.model_pool import ModelPool
 from app.extraction.export import FORMATS
-from app.extraction.sources import OFFICE_TYPES, Table, UnreadableSource
+from app.extraction.sources import OFFICE_TYPES, TABLE_TYPES, Table, UnreadableSource
 from app.store import Connection, StoreError, jobs, objects
 from app.ui.batch.downloads import label
 from app.ui.batch.review import RowReview
@@ -41,7 +41,7 @@ from app.ui.owner import find_owner
 from app.ui.scripts import read_kept, read_script
 from grammar import GrammarError
 
-FILE_TYPES = [".csv", ".tsv", ".jsonl", ".ndjson", ".txt", ".md", ".log", ".xml", ".json", ".pdf", *OFFICE_TYPES]
+FILE_TYPES = [*TABLE_TYPES, ".txt", ".md", ".log", ".xml", ".json", ".pdf", ".zip", *OFFICE_TYPES]
 GONE = "The server does not have the files any more: open them again to run more rows."
 INPUTS = "Files, column and schema"
 TO_BATCH = """(opened, reader) => {
@@ -116,7 +116,7 @@ class BatchTab(BatchRunner):
         # Its heading is there on small screens only, where batch.js folds it when files are open.
         with gr.Accordion(INPUTS, elem_id="batch-inputs", elem_classes="fold") as self.inputs:
             self.files = gr.File(
-                label="CSV, JSONL, texts or PDFs", file_count="multiple", file_types=FILE_TYPES, height=150,
+                label="CSV, Excel, JSONL, texts, PDFs, zip", file_count="multiple", file_types=FILE_TYPES, height=150,
                 elem_id="batch-files",
             )
             # Without file_types, with which Gradio would refuse a whole folder for one unsupported file.

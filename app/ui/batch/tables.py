@@ -6,8 +6,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.extraction.files import read_file
 from app.extraction.reading import read_apart
-from app.extraction.sources import LIMITS, Row, Table, TableLimits, make_table, read_file
+from app.extraction.sources import LIMITS, Row, Table, TableLimits, make_table
 
 # As many large tables as the server keeps; of small ones it keeps more.
 NUM_LARGE = 8

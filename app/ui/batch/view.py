@@ -24,7 +24,7 @@ STALE_NOTE = (
 )
 EMPTY_BATCH = (
     '<div class="empty"><p><b>Many texts, one schema.</b></p>'
-    "<p>Open a CSV or JSONL file, or several texts and PDFs. Every row becomes a record; "
+    "<p>Open a CSV, Excel or JSONL file, or several texts and PDFs, zipped or not. Every row becomes a record; "
     "the instructions they share are computed once.</p></div>"
 )
 

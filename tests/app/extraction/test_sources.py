@@ -1,14 +1,18 @@
 """Files become rows; one that cannot be read is a row that says why, and the others go on."""
 
+import io
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pytest
 
-from app.extraction import pdf, sources
+from app.extraction import files, pdf, sources
 from app.extraction.decoding import UnreadableSource
-from app.extraction.sources import Source, Table, dump_source, load_source, make_table, read_file, read_rows
+from app.extraction.files import read_file
+from app.extraction.sources import Source, Table, dump_source, load_source, make_table, read_rows
 from tests.app.extraction.pdf_files import make_pdf
 
 
@@ -118,3 +122,65 @@ def test_of_two_delimiters_the_one_that_makes_even_rows_is_taken(tmp_path: Path,
 def test_a_document_is_the_same_after_it_was_stored() -> None:
     source = Source("a", "é\n\nb", {"x": "y"}, None, (0, 3), (b"\x89PNG", "data:image/png;base64,AA"), ("a note",))
     assert load_source(dump_source(source)) == source
+
+
+def make_book(*sheets: list[list[Any]]) -> bytes:
+    book = openpyxl.Workbook()
+    for number, rows in enumerate(sheets):
+        sheet = book.worksheets[0] if number == 0 else book.create_sheet()
+        for row in rows:
+            sheet.append(row)
+    book.save(out := io.BytesIO())
+    return out.getvalue()
+
+
+MAILS = [["id", "mail"], [1, "Dear all,\nAda; 36"], [None, None], [2, "Bob"]]
+
+
+def test_a_table_of_excel_has_a_row_a_line_with_its_line_breaks(tmp_path: Path) -> None:
+    rows = read_file(write(tmp_path, "a.xlsx", make_book(MAILS))).rows
+    assert [row.cells for row in rows] == [{"id": "1", "mail": "Dear all,\nAda; 36"}, {"id": "2", "mail": "Bob"}]
+    assert rows[1].name == "a.xlsx row 2"
+
+
+@pytest.mark.parametrize(
+    "sheets",
+    [
+        [MAILS, MAILS], [[["Invoice 7"], ["Vendor", "Ada Ltd"], ["Pen", 2, 1.5], ["Total", None, 3]]],
+        [[["Name", "Ada"], ["Age", 36]]], [[[2024, 2025], [1, 2], [3, 4]]], [[["a", "b"], [1, 2], [3, 4, "x"]]],
+        [[["a", "b", "c", "d"], ["x"], ["y"], ["z"]]],
+    ],
+)
+def test_another_excel_file_is_one_document(tmp_path: Path, sheets: list[list[list[Any]]]) -> None:
+    (row,) = read_file(write(tmp_path, "a.xlsx", make_book(*sheets))).rows
+    assert row.error is None and row.cells["file"] == "a.xlsx"
+
+
+def test_a_zip_file_has_the_rows_of_the_files_in_it(tmp_path: Path) -> None:
+    with zipfile.ZipFile(path := tmp_path / "all.zip", "w") as package:
+        members = {
+            "in/b.pdf": make_pdf("Bob is 7."), "in/a.csv": "id,text\n1,Ada\n2,Eve", "in/photo.xyz": b"\xff\0\xff",
+            "__MACOSX/in/._b.pdf": b"x", "in/.DS_Store": b"x", "in/c.xlsx": make_book(MAILS),
+        }
+        for name, content in members.items():
+            package.writestr(name, content)
+    rows = read_file(path).rows
+    assert [row.name for row in rows] == [
+        "in/a.csv row 1", "in/a.csv row 2", "in/b.pdf", "in/c.xlsx row 1", "in/c.xlsx row 2", "in/photo.xyz"
+    ]
+    assert rows[2].cells["text"] == "Bob is 7." and [row.error is None for row in rows] == [True] * 5 + [False]
+
+
+def test_a_zip_file_that_is_damaged_or_too_large_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(content: bytes) -> str:
+        (row,) = read_file(write(tmp_path, "a.zip", content)).rows
+        return str(row.error)
+
+    with zipfile.ZipFile(out := io.BytesIO(), "w") as package:
+        package.writestr("a.txt", "Ada " * 99)
+    assert "a.zip is no zip file" in refuse(b"PK")
+    assert "a.txt cannot be unpacked" in refuse(out.getvalue().replace(b"Ada Ada", b"Ada Eve", 1))
+    monkeypatch.setattr(files, "MAX_ZIP_BYTES", 99)
+    assert "holds more than" in refuse(out.getvalue())
+    monkeypatch.setattr(files, "MAX_MEMBERS", 0)
+    assert "has 1 files; at most 0" in refuse(out.getvalue())

@@ -19,8 +19,9 @@ from app.api.job_kinds import make_answer
 from app.api.model_pool import ModelPool
 from app.concurrency import cancel_all
 from app.config import AppConfig
+from app.extraction.files import read_file
 from app.extraction.flags import ENDED
-from app.extraction.sources import Row, TableLimits, UnreadableSource, make_table, read_file
+from app.extraction.sources import Row, TableLimits, UnreadableSource, make_table
 from app.store import Item
 from app.ui.batch import downloads, tables
 from app.ui.batch.run import BatchRun
