@@ -66,6 +66,18 @@ def test_a_turn_is_asked_again_changed_and_taken_back(site: Site) -> None:
     assert box.count() == 0
 
 
+def test_an_earlier_question_is_asked_again_and_the_turns_after_it_stay_a_version(site: Site) -> None:
+    ask_and_wait(site, "Hello!")
+    ask_and_wait(site, "What can you do?", turn=1)
+    retries, rows = site.page.get_by_role("button", name="Retry"), site.page.locator("#chatbot .user-row")
+    site.wait_for(lambda: retries.count() == 2)
+    retries.first.click()
+    site.page.locator(".branch").get_by_text("2 of 2").wait_for()
+    assert rows.all_inner_texts() == ["Hello!"]
+    site.page.get_by_role("button", name="Previous version of turn 1").click()
+    site.wait_for(lambda: rows.all_inner_texts() == ["Hello!", "What can you do?"])
+
+
 def test_the_text_grows_and_stop_ends_the_request(lasting: Site) -> None:
     num_aborted = lasting.num_aborted()
     begin_a_long_answer(lasting)

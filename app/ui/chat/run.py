@@ -122,18 +122,17 @@ class ChatRun:
             return _refuse()
         return await self._ask([user_message(data.value["text"])], thread, running, request, values)
 
-    async def retry(self, data: gr.RetryData, request: gr.Request, *rest: Any) -> Begun:
-        """Ask the same question again and keep the answer as another version. Does nothing while another turn runs."""
+    async def retry(self, data: gr.EventData, request: gr.Request, *rest: Any) -> Begun:
+        """Ask the question of a turn again, as another version of its answer. Does nothing while another turn runs."""
         thread, running, *values = rest
         if is_running(running):
             return _refuse()
         path = await self._read_path(request, thread)
         if path is None:
             return _report(REMOVED)
-        place = find_place(path, first_index(data.index))
-        while not path[place].is_question:
-            place -= 1
-        return await self._begin_again(path[: place + 1], [], thread, request, values)
+        places = [place for place, node in enumerate(path) if node.is_question]
+        asked = path[: places[int(data._data["turn"]) - 1] + 1]
+        return await self._begin_again(asked, [], thread, request, values)
 
     async def go_on(self, request: gr.Request, *rest: Any) -> Begun:
         """Go on with an answer that was cut off, as another version of it. Does nothing while another turn runs."""

@@ -118,19 +118,22 @@ def make_grammar(kind: str, text: str) -> GrammarSpec | None:
             return None
 
 
-def build_settings(defaults: Settings, has_models: bool = False) -> list[gr.components.Component]:
-    """Put the settings on the page; the components come in the order of Settings' fields. The browser keeps changes.
+def build_model_choice(defaults: Settings, has_choice: bool) -> gr.Dropdown:
+    """Put the choice of the models that answer on the page, which gets their names when it opens.
 
     Args:
-        has_models: whether others than the first model may answer; the page gets their names when it opens.
+        has_choice: whether others than the first model may answer.
     """
+    return gr.Dropdown(
+        [], value=defaults.models, multiselect=True, label="Answered by", container=False, visible=has_choice,
+        elem_id="answering", allow_custom_value=True,  # Gradio would refuse names that came after the page was built
+    )
+
+
+def build_settings(defaults: Settings, answering: gr.Dropdown) -> list[gr.components.Component]:
+    """Put the other settings on the page; returns all in the order of Settings' fields. The browser keeps changes."""
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     chosen = next((name for name, prompt in PRESETS.items() if prompt == defaults.system_prompt), None)
-    answering = gr.Dropdown(
-        [], value=defaults.models, multiselect=True, label="Answered by", visible=has_models,
-        info="Models or adapters; several answer side by side.",
-        allow_custom_value=True,  # Gradio would refuse names that came after the page was built
-    )
     # Both are shown when the page knows that the model's chat template takes them.
     thinks = gr.Checkbox(defaults.thinks, label="Think before answering", visible=False)
     effort = gr.Radio(

@@ -16,7 +16,7 @@ from app.ui.chat.attachments import FILE_TYPES, IMAGE_TYPES
 from app.ui.chat.chat_list import ChatList
 from app.ui.chat.history import build_branches, build_list, build_outbox
 from app.ui.chat.run import Turn, is_running
-from app.ui.chat.settings import Settings, build_settings, show_grammar, show_thinking
+from app.ui.chat.settings import Settings, build_model_choice, build_settings, show_grammar, show_thinking
 from app.ui.chat.thinking import ThinkingChoices
 from app.ui.chat.welcome import welcome
 from app.ui.scripts import keep_touched, read_kept, read_script
@@ -76,12 +76,12 @@ class ChatTab(ChatList):
                 autofocus=True, elem_id="composer", submit_btn=True, stop_btn=False, sources=["upload"],
                 file_count="multiple", file_types=[*FILE_TYPES, *IMAGE_TYPES],
             )
+            answering: Any = build_model_choice(self.defaults, self.models.has_choice)
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
-            self.settings = settings = build_settings(self.defaults, self.models.has_choice)
+            self.settings = settings = build_settings(self.defaults, answering)
             # Never displayed; they carry the browser's storage into the event.
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
             current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
-        answering: Any = settings[MODELS]
         answering.focus(self.offer_models, None, answering, **AT_ONCE)
         thinks: Any = settings[THINKS]
         self.choosing, self.thinking = [answering, thinks], [thinks, settings[EFFORT]]
@@ -169,8 +169,8 @@ class ChatTab(ChatList):
         for begin in (
             sent,
             chatbot.example_select(self.send_example, asked, begun, js=WAIT_UNTIL_OPEN, **AT_ONCE),
-            chatbot.retry(self.retry, asked, begun, **AT_ONCE),
             chatbot.edit(self.edit, [chatbot, *asked], begun, **EACH, **AT_ONCE),
+            self.branches.again(self.retry, asked, begun, **AT_ONCE),
             self.branches.go_on(self.go_on, asked, begun, **AT_ONCE),
         ):
             self._finish(begin.then(self.watch, turn, self.growing, **EACH, **QUIET))

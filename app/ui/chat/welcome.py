@@ -11,13 +11,13 @@ from app.ui.examples import is_demo_model
 from app.ui.model_choice import ModelChoice
 from engine import ConfigError, Engine, read_sampling_defaults
 
-WELCOME = "## Troupe\n{about}\n\nAnswers stream from the engine in this process; nothing leaves this machine."
+WELCOME = "## Chat with {names}\n{about}Answers are written on this machine; nothing leaves it."
 ABOUT_DEMO = (
-    "This is the **embedded demo model**: a few million parameters, trained to extract data from short texts. "
+    "The embedded demo model has a few million parameters and was trained to extract data from short texts. "
     "In the chat it knows little beyond this app. For a real model load one under [Engine](#engine), or start with "
-    "`--model Qwen/Qwen3-0.6B`."
+    "`--model Qwen/Qwen3-0.6B`.\n\n"
 )
-ABOUT_DUMMY = "**Random weights** (`--load-format dummy`): this shows the engine, the text means nothing."
+ABOUT_DUMMY = "**Random weights** (`--load-format dummy`): this shows the engine, the text means nothing.\n\n"
 DEMO_EXAMPLES = ["Hello! Who are you?", "What can you do?", "How do I extract data from a text?"]
 EXAMPLES = [
     "Explain paged attention to a new colleague.",
@@ -31,21 +31,19 @@ def welcome(models: ModelChoice, names: Sequence[str] = ()) -> tuple[str, list[s
     engines = [models.find(name) for name in names or [models.engine.model_name]]
     if len(engines) == 1 and engines[0] is not None and (not names or engines[0].model_name == names[0]):
         return describe_model(engines[0]), DEMO_EXAMPLES if is_demo_model(engines[0]) else EXAMPLES
-    about = f"You talk to {' and '.join(f'**{name}**' for name in names)}."
-    if None in engines:
-        about += " What is not loaded yet is loaded when you ask."
-    return WELCOME.format(about=about), EXAMPLES
+    about = "What is not loaded yet is loaded when you ask. " if None in engines else ""
+    return WELCOME.format(names=" and ".join(f"**{name}**" for name in names), about=about), EXAMPLES
 
 
 def describe_model(engine: Engine) -> str:
     """Describe one model."""
     if engine.config.load_format == "dummy":
-        return WELCOME.format(about=ABOUT_DUMMY)
+        return WELCOME.format(names=engine.model_name, about=ABOUT_DUMMY)
     if is_demo_model(engine):
-        return WELCOME.format(about=ABOUT_DEMO)
+        return WELCOME.format(names="the demo model", about=ABOUT_DEMO)
     if engine.refusal:
         return f"{engine.model_name}: {engine.refusal}."
-    return WELCOME.format(about=f"You talk to **{engine.model_name}**.")
+    return WELCOME.format(names=f"**{engine.model_name}**", about="")
 
 
 def choose_settings(engine: Engine) -> Settings:

@@ -1,4 +1,5 @@
-// The versions of the conversation: a small switch under each message that has several; and a way to go on with the last.
+// The versions of the conversation: a small switch under each message that has several; a way to ask each question again,
+// which makes a version; and a way to go on with the last answer.
 // It also tells the server when the page draws an answer slower than it grows.
 const host = element.querySelector(".branches");
 let shown = [];
@@ -30,6 +31,21 @@ const place = () => {
     ends.set(row, node);
   }
 };
+// Gradio offers a retry of the last answer only.
+const RETRY = '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round" aria-hidden="true"><path d="M20 12a8 8 0 1 1-2.4-5.7L20 8.5M20 3.5v5h-5"/></svg>';
+const offerRetries = () => {
+  let turn = 0;
+  for (const row of document.querySelectorAll("#chatbot .message-wrap > :is(.user-row, .message-buttons-left)")) {
+    if (row.classList.contains("user-row")) { turn += 1; continue; }
+    const bar = row.firstElementChild, last = bar?.querySelector(".again");
+    if (!bar || last?.dataset.turn === String(turn)) continue;
+    last?.remove();
+    const of = turn; // of this button
+    const button = make("button", { type: "button", class: "icon-button again", "aria-label": "Retry", title: "Ask this question again", "data-turn": String(of), onclick: () => trigger("again", { turn: of }) }, make("div", {}));
+    button.firstElementChild.innerHTML = RETRY;
+    bar.append(button);
+  }
+};
 // A button behind the figures of the last answer, if that was cut off or stopped.
 const more = make("button", { type: "button", class: "go-on", onclick: () => trigger("go_on") }, "Continue");
 const offerMore = () => {
@@ -50,6 +66,6 @@ const checkPace = () => {
   trigger("behind");
 };
 const talk = document.querySelector("#talk");
-if (talk) new MutationObserver(() => { place(); offerMore(); checkPace(); }).observe(talk, { childList: true, subtree: true });
+if (talk) new MutationObserver(() => { place(); offerRetries(); offerMore(); checkPace(); }).observe(talk, { childList: true, subtree: true });
 watch("value", draw);
 draw();

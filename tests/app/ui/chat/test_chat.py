@@ -140,7 +140,7 @@ async def test_every_answer_ends_with_its_own_tokens_and_their_rivals() -> None:
 async def test_a_retried_answer_and_an_edited_question_are_versions_that_can_be_shown_again() -> None:
     tab, engine = make_tab()
     thread = await seed(tab)
-    begun = await tab.retry(SimpleNamespace(index=0), REQUEST, thread, None, *SETTINGS)
+    begun = await tab.retry(at(turn=1), REQUEST, thread, None, *SETTINGS)
     assert begun[0] == TURN[:1] and len((await play(tab, begun)).history) == 3
     assert engine.requests[0].prompt.endswith("<user>hello\n<assistant>")
     data: Any = SimpleNamespace(index=(0, 0), value="bye", previous_value="hello")
@@ -252,7 +252,7 @@ async def test_an_event_that_opens_the_chat_again_leaves_its_answer_on_the_page(
 @pytest.mark.parametrize(
     ("begin", "data", "shown"),
     [
-        ("retry", SimpleNamespace(index=0), gr.skip()),
+        ("retry", at(turn=1), gr.skip()),
         # The page has the new words in place already and gets the old ones back.
         ("edit", SimpleNamespace(index=0, value="bye", previous_value="hello"), TURN),
         ("send_example", SimpleNamespace(value={"text": "hello"}), gr.skip()),
@@ -406,7 +406,7 @@ async def test_two_tabs_that_ask_at_one_place_make_versions() -> None:
 
 async def test_versions_stay_as_they_are_while_an_answer_is_written() -> None:
     tab, engine = make_tab()
-    asked_again = await tab.retry(SimpleNamespace(index=0), REQUEST, await seed(tab), None, *SETTINGS)
+    asked_again = await tab.retry(at(turn=1), REQUEST, await seed(tab), None, *SETTINGS)
     thread, to_first = (await play(tab, asked_again)).thread, at(at=1, to=0)
     engine.hold = asyncio.Event()
     turn = (await ask(tab, "and?", thread))[4]

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from app.ui.chat.conversation import read_text
 from app.ui.chat.settings import Settings
 from app.ui.chat.thinking import ThinkingChoices, read_choices
 from engine import InvalidRequest
-from tests.app.ui.chat.test_chat import REQUEST, ask, make_tab, play
+from tests.app.ui.chat.test_chat import REQUEST, ask, at, make_tab, play
 from tests.fakes import FakeTokenizer
 
 ANSWER = "<think>\nfine?\n</think>\n\nthanks"
@@ -55,7 +54,7 @@ async def test_the_choice_reaches_the_template_also_on_retry_and_is_read_once(th
     before = template.num_rendered
     settings = astuple(Settings(thinks=thinks, effort="high"))
     first = await play(tab, await ask(tab, settings=settings))
-    retried = await play(tab, await tab.retry(SimpleNamespace(index=1), REQUEST, first.thread, None, *settings))
+    retried = await play(tab, await tab.retry(at(turn=1), REQUEST, first.thread, None, *settings))
     assert template.num_rendered == before + 2
     expected = {"enable_thinking": True, "reasoning_effort": "high"} if thinks else {"enable_thinking": False}
     assert template.asked[-2:] == [expected, expected]
