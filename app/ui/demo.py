@@ -46,8 +46,9 @@ def make_demo(context: ApiContext, chat_context: ApiContext | None = None, pool:
                 if pool is not None:
                     ModelPanel(pool).build()
                 build_observatory_tab(engine)
-            with gr.Tab("API", elem_id="api-tab"):
-                build_api_tab(demo, talker, needs_key=bool(context.config.api_key))
+            with gr.Tab("API", elem_id="api-tab") as api_tab:
+                needs_key = bool(context.config.api_key)
+                build_api_tab(demo, api_tab, talker, extract.panel.code, extract.text, needs_key)
 
         # Another model may have been loaded meanwhile.
         extract.connect_opening(demo.load, extract_tab.select)

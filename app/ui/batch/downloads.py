@@ -18,19 +18,23 @@ def label(file_format: str) -> str:
     return f"Download {FILE_NAMES[file_format]}"
 
 
-def write_files(records: list[dict[str, Any]], document: str = "") -> list[Any]:
-    """Write the records in each format, in files named after the document; returns what the download buttons show."""
+def write_files(records: list[dict[str, Any]], document: str = "") -> tuple[list[Any], str]:
+    """Write the records in each format, in files named after the document.
+
+    Returns what the download buttons show, and why some have no file.
+    """
     # In Gradio's own folder, from which old files are deleted.
     root = Path(get_upload_folder())
     root.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="batch-", dir=root))
-    buttons = []
+    buttons, reasons = [], []
     for file_format in FORMATS:
         path = folder / f"{document}-records.{file_format}".removeprefix("-")
         try:
             path.write_bytes(export(records, file_format))
-            # An earlier failure disabled the button and changed its label.
-            buttons.append(gr.update(visible=True, interactive=True, value=str(path), label=label(file_format)))
+            # An earlier failure disabled the button.
+            buttons.append(gr.update(visible=True, interactive=True, value=str(path)))
         except ExportError as error:
-            buttons.append(gr.update(visible=True, interactive=False, value=None, label=str(error)))
-    return buttons
+            buttons.append(gr.update(visible=True, interactive=False, value=None))
+            reasons.append(f"No {FILE_NAMES[file_format]} file: {error}.")
+    return buttons, " ".join(reasons)

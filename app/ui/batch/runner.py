@@ -54,6 +54,7 @@ class BatchRunner:
     again: gr.Button
     samples: gr.Button
     downloads: list[gr.DownloadButton]
+    unwritten: gr.HTML  # why some downloads have no file
 
     def __init__(
         self, context: ApiContext, examples: Examples, interval_s: float = UPDATE_INTERVAL_S,
@@ -197,7 +198,7 @@ class BatchRunner:
         return {self.trial: idle, self.run_button: idle, self.stop_button: gr.update(visible=is_busy)}
 
     def _hide_files(self) -> Update:
-        return dict.fromkeys([*self.downloads, self.again], gr.update(visible=False))
+        return {**dict.fromkeys([*self.downloads, self.again], gr.update(visible=False)), self.unwritten: ""}
 
     async def _redraw(self, run: BatchRun) -> Update:
         """Draw a run again of which a row was reviewed."""
@@ -210,9 +211,10 @@ class BatchRunner:
         """Return the download buttons with their files, and the button that runs rows again."""
         if not batch.records:
             return self._hide_files()
-        files = await asyncio.to_thread(write_files, batch.for_files, batch.document)
+        files, reasons = await asyncio.to_thread(write_files, batch.for_files, batch.document)
         again = gr.update(visible=bool(batch.counts["failed"]))
-        return {**dict(zip(self.downloads, files, strict=True)), self.again: again}
+        why = render_note(reasons) if reasons else ""
+        return {**dict(zip(self.downloads, files, strict=True)), self.again: again, self.unwritten: why}
 
     def _describe_choice(self, session: str, column: str | None, schema: str) -> dict[str, Any]:
         return {"paths": self.tables.paths.get(session, []), "column": column, "schema": schema}

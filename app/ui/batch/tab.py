@@ -80,7 +80,7 @@ class BatchTab(BatchRunner):
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         at_once = {"queue": False, **quiet}
         buttons = [self.trial, self.run_button, self.stop_button, *self.downloads, self.again, self.samples]
-        outputs = [self.progress, self.records, *buttons, self.reader.dropdown]
+        outputs = [self.progress, self.unwritten, self.records, *buttons, self.reader.dropdown]
         choice = [self.column, self.schema, of_extract.code]
         opened = [self.files, self.column, *outputs, self.review.panel]
         begun = [
@@ -110,7 +110,7 @@ class BatchTab(BatchRunner):
         gr.on(changed, self.describe, choices, self.inputs, trigger_mode="always_last", **at_once)
         self.order.input(self.sort, self.order, self.records, **at_once)
         self.stop_button.click(self.stop, None, None, **at_once)
-        self.review.connect(self.records, [self.progress, self.records, *self.downloads])
+        self.review.connect(self.records, [self.progress, self.records, *self.downloads, self.unwritten])
 
     def _build_inputs(self) -> None:
         # Its heading is there on small screens only, where batch.js folds it when files are open.
@@ -128,7 +128,9 @@ class BatchTab(BatchRunner):
             )
             self.reader.build()
         with gr.Row():
-            self.trial = gr.Button(f"Try the first {NUM_PREVIEWED}", interactive=False, min_width=120)
+            self.trial = gr.Button(
+                f"Try the first {NUM_PREVIEWED}", interactive=False, elem_id="batch-trial", min_width=120
+            )
             self.run_button = gr.Button(
                 "Run all", variant="primary", interactive=False, elem_id="batch-run", min_width=120
             )
@@ -145,6 +147,7 @@ class BatchTab(BatchRunner):
             self.order = gr.Checkbox(
                 False, label="Least sure first", container=False, min_width=140, elem_id="batch-order"
             )
+        self.unwritten = gr.HTML("", apply_default_css=False)
         gr.HTML(STALE_NOTE, apply_default_css=False)
         self.review.build()
         self.records = gr.HTML(
@@ -231,6 +234,8 @@ class BatchTab(BatchRunner):
         """Keep what was chosen for the open files, and preview that column where the records of a run are not of it."""
         session = str(request.session_hash)
         table, run = self.tables.get(session), self.shown.get(session)
+        if column is None and table.columns:
+            return gr.skip()  # the page has not drawn the column that was picked for its files yet
         if run is not None:
             run.is_stale = column != run.column or not await self._is_schema_of(run, schema, code)
             if run.is_running:

@@ -55,7 +55,8 @@ class SchemaPanel:
     def build_chooser(self) -> None:
         """Put the names of the schemas on the page."""
         self.chooser = gr.Radio(
-            [*self.examples.schemas, BLANK], value=self.first, label="Schema of the record", elem_classes="chips"
+            [*self.examples.schemas, BLANK], value=self.first, label="Schema of the record", elem_id="schema-names",
+            elem_classes="chips",
         )
         accept_unsent(self.chooser)  # a stored schema
         self.before = gr.State("")  # the schema that a choice has replaced

@@ -25,12 +25,17 @@ const compare = () => {
   element.closest("#batch")?.classList.toggle("stale", isStale);
   for (const side of document.querySelectorAll("#batch-review .record-side")) side.inert = isStale;
 };
-// On a small screen the inputs fold when files are open, so that their table is in sight.
+// On a small screen the inputs fold when files are open or a run begins, so that the table is in sight.
 let isOpen = false;
 const fold = () => {
-  const wasOpen = isOpen, label = document.querySelector("#batch-inputs > .label-wrap");
+  const wasOpen = isOpen;
   isOpen = element.querySelector("[data-run]") !== null;
-  if (!wasOpen && isOpen && innerWidth <= 960 && label?.classList.contains("open")) label.click();
+  if (!wasOpen && isOpen) foldInputs();
 };
+const foldInputs = () => {
+  const label = document.querySelector("#batch-inputs > .label-wrap");
+  if (innerWidth <= 960 && label?.classList.contains("open")) label.click();
+};
+for (const id of ["batch-trial", "batch-run"]) document.getElementById(id)?.addEventListener("click", () => foldInputs());
 watch("value", () => setTimeout(() => { keepRun(); compare(); fold(); }));
 document.addEventListener("back", () => trigger("back"));

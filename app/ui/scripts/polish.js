@@ -21,7 +21,10 @@ const name = () => {
     if (content && content.inert === isOpen) content.inert = !isOpen;
   }
   // Under one name the choices are one stop of the Tab key, and arrow keys move among them.
-  for (const box of document.querySelectorAll(".chips input")) if (box.name !== "schema") box.name = "schema";
+  for (const box of document.querySelectorAll(".chips input")) {
+    const { id } = box.closest(".chips");
+    if (box.name !== id) box.name = id;
+  }
   for (const box of document.querySelectorAll("#talk li input[type=checkbox]:not([aria-label])")) box.setAttribute("aria-label", box.parentElement.textContent.trim() || "Task");
   for (const box of document.querySelectorAll("#talk div[data-testid][aria-label]:not([role])")) {
     box.setAttribute("role", "group");

@@ -5,11 +5,13 @@ import base64
 import io
 import json
 import logging
+import shutil
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
@@ -17,7 +19,7 @@ from app.api import extract as api_extract
 from app.extraction import Example, extract
 from app.extraction.cases import SCHEMAS
 from app.extraction.pdf import find_ocr
-from app.ui.api_hint import SNIPPETS, make_snippets
+from app.ui.api_hint import CHAT, EXTRACT, LANGUAGES, make_snippets
 from app.ui.api_hint import TEXT as CONTACT
 from engine import LLM
 from tests.app.api.harness import Server, Start, events, needs_model
@@ -219,13 +221,28 @@ async def test_the_route_is_described(server: Server) -> None:
     assert "multipart/form-data" in content and "ExampleFields" in document["components"]["schemas"]
 
 
-async def test_the_examples_of_the_page_run(server: Server, capsys: Any) -> None:
-    _, *texts = make_snippets(server.url, "fake", needs_key=False)
-    snippets = zip(SNIPPETS, texts, strict=True)
-    for snippet in (text for name, text in snippets if name.startswith("Extract")):
-        await asyncio.to_thread(exec, compile(snippet, "snippet", "exec"), {})
-        assert "'name': 'Ada'" in capsys.readouterr().out
-    assert openai and len(server.engine.requests) == 1
+@pytest.mark.parametrize(
+    ("language", "command"),
+    [("curl", ["bash", "-c"]), ("Python", [sys.executable, "-c"]), ("JavaScript", ["node", "-e"])],
+)
+async def test_the_code_of_the_page_runs_as_it_stands_with_the_schema_and_text_of_extract(
+    start: Start, language: str, command: list[str]
+) -> None:
+    server = await start(FakeEngine(record='{"name": "Ada", "age": 36}'), api_key=("YOUR_KEY",))
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"no {command[0]} on this machine")
+    schema = PERSON | {"title": "It's $HOME `date` {x} \\ \"é\"", "deprecated": True}
+    text = 'Ada\'s "36"\n${x} `y` \\n JSON\nJSON\n' + TEXT
+    for kind, word in ((EXTRACT, "Ada"), (CHAT, "You said")):
+        _, *codes = make_snippets(server.url, "fake", True, kind, schema, text)
+        code = dict(zip(LANGUAGES, codes, strict=True))[language]
+        ran = await asyncio.to_thread(subprocess.run, [*command, code], capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0 and word in ran.stdout, ran.stderr
+    asked = server.engine.requests[0].prompt
+    assert text in asked and len(server.engine.requests) == 2
+
+
+
 
 
 @needs_model
@@ -236,7 +253,6 @@ def test_python_extracts_on_an_llm() -> None:
         first, second = extract(llm, PERSON, [TEXT, "Bob is 7."], examples=examples)
         (found,) = extract(llm, schema, [CONTACT])
     assert first.valid and second.valid and first.evidence.keys() <= {"/name", "/age"}
-    # the example of the page comes out right
     name, title, company, email, phone = CONTACT.split(", ")
     assert found.record == {"name": name, "email": email, "phone": phone, "company": company, "title": title}
 

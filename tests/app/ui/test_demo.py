@@ -11,7 +11,7 @@ import pytest
 from app.api.context import ApiContext
 from app.config import AppConfig
 from app.ui import make_demo, mount_options
-from app.ui.api_hint import find_page_url, make_snippets
+from app.ui.api_hint import CHAT, EXTRACT, find_page_url, make_snippets
 from app.ui.chat.welcome import describe_model
 from app.ui.theme import STYLE_SHEET
 from engine import EngineConfig
@@ -124,10 +124,10 @@ def test_the_empty_chat_says_what_answers(config: EngineConfig, words: str) -> N
 
 
 def test_snippets_carry_the_pages_address_and_a_key_where_one_is_needed() -> None:
-    base_url, curl, *python = make_snippets("http://host:1/", "m", needs_key=True)
-    assert base_url == "http://host:1/v1" and all(base_url in text for text in (curl, *python))
-    assert "Bearer YOUR_KEY" in curl
-    assert "Bearer" not in make_snippets("http://host:1", "m", needs_key=False)[1]
+    for kind in (EXTRACT, CHAT):
+        base_url, *codes = make_snippets("http://host:1/", "m", True, kind)
+        assert base_url == "http://host:1/v1" and all(base_url in code and "YOUR_KEY" in code for code in codes)
+        assert not any("YOUR_KEY" in code for code in make_snippets("http://host:1", "m", False, kind))
 
 
 @pytest.mark.parametrize(
