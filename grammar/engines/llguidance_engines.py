@@ -1,7 +1,9 @@
 """Engines: makes engines of llguidance for one vocabulary, within limits."""
 
+import threading
 import time
-from concurrent.futures import Executor
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -14,6 +16,10 @@ from ..vocabulary import Vocabulary
 
 NUM_THREADS = 2  # that take tokens of slow grammars
 LONG_GRAMMAR = 8192  # characters; longer ones may take 30 ms to compile
+# llguidance's compiler recurses from rule to rule, up to 12 kB each, and an overflow ends the process. 256 KiB of rules
+# that each call the next take 100 MB; only what is used of a stack takes memory.
+STACK_BYTES = 512 * 1024**2
+_STACK_LOCK = threading.Lock()
 # Parts of the vocabulary whose masks llguidance has ready. A part is used whole where a lexeme goes on with its class;
 # > is apart, since free text goes on with any character but the last one of its triggers.
 _PLAIN = r'[^"\\\x00-\x1F\x7F<>\[\]{}]'
@@ -87,11 +93,25 @@ class Engines:
             step_max_items=num_items or limits.step_max_items, verbose_errors=False,
         )
         make = partial(LLMatcher, self._tokenizer, grammar, log_level=0, limits=bounds)
-        pool = self._native_pool if len(grammar) > LONG_GRAMMAR else None
-        return make() if pool is None else pool.submit(make).result()
+        if len(grammar) <= LONG_GRAMMAR:
+            return make()
+        pool = self._native_pool
+        return run_deep(make) if pool is None else pool.submit(run_deep, make).result()
 
     def compute_mask(self, engine: LLMatcher) -> float:
         """Compute a mask and discard it; returns its processor time."""
         start = time.thread_time()
         engine.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
         return time.thread_time() - start
+
+
+def run_deep(make: Callable[[], LLMatcher]) -> LLMatcher:
+    """Call a function in a thread with a large stack, which has the priority of this one."""
+    with ThreadPoolExecutor(1) as pool:
+        with _STACK_LOCK:
+            usual = threading.stack_size(STACK_BYTES)
+            try:
+                made = pool.submit(make)
+            finally:
+                threading.stack_size(usual)
+        return made.result()

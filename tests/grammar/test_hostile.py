@@ -48,6 +48,11 @@ def numbered(count, keyword, form, make_part):
     return json_schema({keyword: {form.format(i): make_part(i) for i in range(count)}})
 
 
+def make_chain(depth):
+    items = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(depth)}
+    return json_schema({"$ref": "#/$defs/d0", "$defs": {**items, f"d{depth}": {"type": "null"}}})
+
+
 def make_step(number):
     return {"type": "integer", "multipleOf": 9973 - 2 * number}
 
@@ -96,6 +101,10 @@ BOUNDED = {
     ),
     "a number of 400 digits": lambda: json_schema({"minimum": 10**400}),
     "8,000 references": lambda: numbered(8_000, "properties", "{}", lambda i: {"$ref": "#"}),
+    "16,000 rules, each of the next": lambda: GrammarSpec.lark(
+        "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(16_000)) + 'a16000: "a"'
+    ),
+    "4,000 references, each to the next": lambda: make_chain(4_000),
     "an ambiguous grammar": lambda: GrammarSpec.lark('start: e\ne: e e | "a" | e "a"'),
     "ambiguous GBNF": lambda: GrammarSpec.ebnf('root ::= e\ne ::= e e | [a-z] | e "a" e'),
     "400 classes in a row": lambda: GrammarSpec.ebnf("root ::= (" + "[a-z]+ " * 400 + ")*"),
