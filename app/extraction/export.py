@@ -1,6 +1,9 @@
-"""Records as files: JSONL keeps everything, CSV, Excel and Parquet have one row a source and one column a field.
+"""Records as files: JSONL keeps everything; CSV, Excel and Parquet are tables with one column a field.
 
-An Excel file has a further sheet for each list of objects, with one row an item.
+CSV and Excel are for people, and cannot be read back as they were. If all records together have one list of objects,
+each of its items is a row, which repeats the other fields. Lists of single values are joined by "; ". Several lists of
+objects, and lists in lists, are JSON text; Excel has a further sheet for each of several lists, with one row an item.
+Parquet is for programs: it has one row a source, and all lists are JSON text.
 
 A table's other columns (such as an id) become the record's `row` in JSONL, and separate columns in the other formats.
 """
@@ -20,6 +23,11 @@ from engine import is_unicode
 
 Path = tuple[str, ...]  # keys of the path to a field
 
+# The rule, for those who download.
+FILE_RULE = (
+    "CSV and Excel: each item of a list is a row that repeats the other fields; lists of single values are joined by "
+    "“; ”. Of several lists, Excel has a sheet each and CSV has JSON text. JSON keeps all as it is."
+)
 FORMATS = ("jsonl", "csv", "xlsx", "parquet")  # in the order in which they are offered
 # Columns about the run, in front of the record's own.
 ABOUT = ("source", "model", "valid", "finish_reason", "confidence", "to_check", "approved", "error")
@@ -45,7 +53,7 @@ def export(records: Sequence[Mapping[str, Any]], file_format: str) -> bytes:
             case "jsonl":
                 return b"".join(_write_line(each) for each in records)
             case "csv":
-                return write_csv(make_rows(records))
+                return write_csv(make_rows(records, is_sheet=True))
             case "xlsx":
                 return write_xlsx(records)
             case "parquet":
@@ -65,17 +73,23 @@ def _write_line(record: Mapping[str, Any]) -> bytes:
     return f"{text if is_unicode(text) else json.dumps(dict(record))}\n".encode()
 
 
-def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one flat row per record, all with the same columns: objects become `a.b`, lists JSON text.
+def make_rows(records: Sequence[Mapping[str, Any]], is_sheet: bool = False) -> list[dict[str, Any]]:
+    """Return flat rows, all with the same columns: objects become `a.b`.
 
     `confidence` is the lowest of the record's values, `to_check` the JSON pointers of flagged values.
+
+    Args:
+        is_sheet: one row an item of the only list of objects, and lists of single values joined; otherwise one row a
+            record, and all lists as JSON text.
     """
     about = [name for name in ABOUT if name not in RARE or any(name in each for each in records)]
-    given: list[dict[Path, Any]] = [{(name,): cell for name, cell in each.get("row", {}).items()} for each in records]
-    found = [dict(_flatten(each.get("record"))) for each in records]
+    path = _find_only_list(records) if is_sheet else None
+    parts = [(each, part) for each in records for part in _split(each.get("record"), path)]
+    given: list[dict[Path, Any]] = [{(name,): cell for name, cell in each.get("row", {}).items()} for each, _ in parts]
+    found = [dict(_flatten(part, is_sheet)) for _, part in parts]
     given_names = _name_columns(given, "row", about)
     found_names = _name_columns(found, "record", [*about, *given_names.values()])
-    num_cells = len(records) * (len(given_names) + len(found_names))
+    num_cells = len(parts) * (len(given_names) + len(found_names))
     if num_cells > MAX_CELLS:
         raise ExportError(f"a table of these records has {num_cells:,} cells; at most {MAX_CELLS:,}: export JSONL")
     return [
@@ -86,8 +100,30 @@ def make_rows(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         }
         | {name: own.get(path) for path, name in given_names.items()}
         | {name: row.get(path) for path, name in found_names.items()}
-        for each, own, row in zip(records, given, found, strict=True)
+        for (each, _), own, row in zip(parts, given, found, strict=True)
     ]
+
+
+def _find_only_list(records: Sequence[Mapping[str, Any]]) -> Path | None:
+    """Return the path of the list of objects, if all records together have one."""
+    paths = {path for each in records for path, _ in _find_lists(each.get("record"))}
+    return paths.pop() if len(paths) == 1 else None
+
+
+def _split(record: Any, path: Path | None) -> Iterator[Any]:
+    """Yield the record once for each item of its list at a path, with the item in the list's place."""
+    value = record
+    for key in path or ():
+        value = value.get(key) if isinstance(value, dict) else None
+    if path is None or not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        yield record
+    else:
+        # An empty list has one row, without values of an item.
+        yield from (_replace(record, path, item) for item in value or [{}])
+
+
+def _replace(value: Any, path: Path, item: Any) -> Any:
+    return value | {path[0]: _replace(value[path[0]], path[1:], item)} if path else item
 
 
 def _name_columns(rows: Sequence[Mapping[Path, Any]], origin: str, before: Sequence[str]) -> dict[Path, str]:
@@ -105,12 +141,16 @@ def _name_columns(rows: Sequence[Mapping[Path, Any]], origin: str, before: Seque
     return names
 
 
-def _flatten(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _flatten(value: Any, is_sheet: bool, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _flatten(inner, (*path, key))
+            yield from _flatten(inner, is_sheet, (*path, key))
+    elif isinstance(value, list):
+        is_plain = is_sheet and not any(isinstance(item, dict | list) for item in value)
+        texts = [item if isinstance(item, str) else json.dumps(item) for item in value]
+        yield path or ("value",), "; ".join(texts) if is_plain else json.dumps(value, ensure_ascii=False)
     elif path or value is not None:
-        yield path or ("value",), json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+        yield path or ("value",), value
 
 
 def write_csv(rows: list[dict[str, Any]]) -> bytes:
@@ -132,15 +172,15 @@ def _spell(value: Any) -> Any:
 
 
 def write_xlsx(records: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return a workbook: a sheet of the records, and one of the items of each list, with the number of their record."""
+    """Return a workbook: a sheet of the records, and one of each list of several, with the number of the record."""
     # By name, as for Parquet.
     openpyxl, cell = importlib.import_module("openpyxl"), importlib.import_module("openpyxl.cell")
-    rows = make_rows(records)
+    rows = make_rows(records, is_sheet=True)
     json.dumps(rows, ensure_ascii=False).encode()  # raises as the other formats do for what is no text
     sheets: dict[Path, list[dict[Path, Any]]] = {(): [{(name,): value for name, value in row.items()} for row in rows]}
-    for number, each in enumerate(records, 1):
+    for number, each in enumerate(records if _find_only_list(records) is None else (), 1):
         for path, items in _find_lists(each.get("record")):
-            sheets.setdefault(path, []).extend({(): number} | dict(_flatten(item)) for item in items)
+            sheets.setdefault(path, []).extend({(): number} | dict(_flatten(item, True)) for item in items)
     tables = [(".".join(path) or "records", _make_table(lines)) for path, lines in sheets.items()]
     for name, table in tables:
         if len(table) > MAX_SHEET_ROWS:

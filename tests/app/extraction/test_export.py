@@ -1,4 +1,4 @@
-"""Exported records come back as they were; CSV and Parquet have one column a field."""
+"""Exported records come back as they were from JSONL; tables have one column a field, and a row an item of a list."""
 
 import csv
 import io
@@ -84,22 +84,44 @@ def test_what_cannot_be_written_is_an_export_error_that_names_the_source(file_fo
         export(HALF, file_format)
 
 
-def test_a_workbook_has_a_sheet_for_each_list_and_runs_no_formula() -> None:
-    lines = [{"what": "=1+1", "n": 2}, {"what": "pen\x07", "#": "mine"}]
-    records = [
-        {"source": "a", "valid": True, "record": {"no": 10**20, "sold": {"lines": lines}, "tags": ["x", "y"]}},
-        {"source": "b", "valid": True, "record": {"no": 7, "sold": {"lines": [{"what": "ink"}]}}},
+LINES = [{"what": "=1+1", "n": 2}, {"what": "pen\x07", "tags": ["red", 7, None]}]
+ORDERS: list[dict[str, Any]] = [
+    {"source": "a", "valid": True, "record": {"no": 10**20, "sold": {"lines": LINES}, "to": ["x", "y; z"]}},
+    {"source": "b", "valid": True, "record": {"no": 7, "sold": {"lines": []}, "to": [], "grid": [[1], [2]]}},
+    {"source": "c", "valid": True, "record": {"no": 8, "sold": None}},
+]
+
+
+def test_the_items_of_the_only_list_are_rows_that_repeat_the_other_fields() -> None:
+    rows = read_csv(export(ORDERS, "csv"))
+    fields = ("source", "no", "sold.lines.what", "sold.lines.n", "sold.lines.tags", "to", "grid", "sold")
+    assert [tuple(row[name] for name in fields) for row in rows] == [
+        ("a", f"{10**20}", "'=1+1", "2", "", "x; y; z", "", ""),
+        ("a", f"{10**20}", "pen\x07", "", "red; 7; null", "x; y; z", "", ""),
+        ("b", "7", "", "", "", "", "[[1], [2]]", ""),
+        ("c", "8", "", "", "", "", "", ""),
     ]
+    book = openpyxl.load_workbook(io.BytesIO(export(ORDERS, "xlsx")))
+    heads, first, second, *_ = book["records"].values
+    assert book.sheetnames == ["records"] and book["records"].max_row == 5
+    row = dict(zip(heads, first, strict=True))
+    assert (row["no"], row["sold.lines.what"], row["sold.lines.n"], row["to"]) == (str(10**20), "=1+1", 2, "x; y; z")
+    assert dict(zip(heads, second, strict=True))["sold.lines.what"] == "pen\ufffd"
+    assert book["records"].cell(2, heads.index("sold.lines.what") + 1).data_type == "s"
+    (one, *_) = parquet.read_table(io.BytesIO(export(ORDERS, "parquet"))).to_pylist()
+    assert json.loads(one["sold.lines"]) == LINES and json.loads(one["to"]) == ["x", "y; z"]
+    (row,) = read_csv(export([{"source": "d", "record": [{"n": 1}, 2]}], "csv"))
+    assert row["value"] == '[{"n": 1}, 2]'
+
+
+def test_several_lists_are_json_text_and_sheets_of_a_workbook() -> None:
+    record = {"lines": [{"what": "ink", "#": "mine"}, {"what": "pen"}], "taxes": [{"rate": 19}]}
+    records = [{"source": "a", "record": {"lines": [{"what": "nib"}]}}, {"source": "b", "record": record}]
+    assert json.loads(read_csv(export(records, "csv"))[1]["lines"]) == record["lines"]
     book = openpyxl.load_workbook(io.BytesIO(export(records, "xlsx")))
-    assert book.sheetnames == ["records", "sold.lines"]
-    heads, first, second = book["records"].values
-    assert dict(zip(heads, first, strict=True))["no"] == str(10**20)
-    assert dict(zip(heads, second, strict=True))["no"] == 7
-    assert dict(zip(heads, first, strict=True))["tags"] == '["x", "y"]'
-    items = list(book["sold.lines"].values)
-    assert items[0] == ("#", "what", "n", "#") and items[2] == (1, "pen\ufffd", None, "mine")
-    assert items[1] == (1, "=1+1", 2, None) and items[3] == (2, "ink", None, None)
-    assert book["sold.lines"]["B2"].data_type == "s"
+    assert book.sheetnames == ["records", "lines", "taxes"] and book["records"].max_row == 3
+    lines = [("#", "what", "#"), (1, "nib", None), (2, "ink", "mine"), (2, "pen", None)]
+    assert list(book["lines"].values) == lines and list(book["taxes"].values) == [("#", "rate"), (2, 19)]
     with pytest.raises(ExportError, match="a text has 40,000 characters; Excel takes 32,767"):
         export([{"source": "c", "record": {"text": "x" * 40_000}}], "xlsx")
 
