@@ -1,8 +1,10 @@
-"""ModelChoice: the models that one tab of the page may use, by name; ReaderChooser offers those that are loaded."""
+"""ModelChoice: the models that one tab of the page may use, by name; ReaderChooser offers them and loads the chosen."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +18,9 @@ from engine import Engine, InvalidRequest, LoRARequest
 
 READ_CHOICE = """(chosen) => { try { return sessionStorage.getItem("%s") || chosen; } catch { return chosen; } }"""
 KEEP_CHOICE = """(chosen) => { try { sessionStorage.setItem("%s", chosen); } catch { /* forbidden */ } }"""
+
+READ_BY = "Read by "
+LOAD_INTERVAL_S = 1.0  # between two reports of how long a model has been loading
 
 
 class ModelChoice:
@@ -42,14 +47,18 @@ class ModelChoice:
         return [self.engine.model_name, *(ref.name for ref in self.engine.adapters.refs)]
 
     async def list_here(self) -> list[str]:
-        """Return the names that `hold` takes, also of models that it would load; empty without a choice."""
+        """Return the names that `hold` takes, those of loaded models first; empty without a choice."""
         if not self.has_choice:
             return []
-        names = self._own
+        names = self.list_loaded()
         if self.pool is not None:
             choices = await self.pool.list_choices()
             names += [*self.pool.first.model_names, *(name for name, each in choices.items() if each.is_here)]
         return list(dict.fromkeys(names))
+
+    async def label_here(self) -> list[tuple[str, str]]:
+        """Return the choices of `list_here` as label and name; the label says which model is not loaded."""
+        return [(name if self.find(name) else f"{name} (not loaded)", name) for name in await self.list_here()]
 
     def list_loaded(self) -> list[str]:
         """Return the names of the models that are loaded and of the adapters, the tab's own model first."""
@@ -59,8 +68,31 @@ class ModelChoice:
         """Return the engine of a loaded model or adapter."""
         if name in self._own:
             return self.engine
+        if self.pool is not None and name in self.pool.first.model_names:
+            return self.pool.first.engine
         context = self.pool.loaded.get(name) if self.pool is not None else None
         return None if context is None else context.engine
+
+    async def load(self, name: str) -> AsyncGenerator[int, None]:
+        """Load a model if it is not loaded; yields the seconds that this has taken so far.
+
+        Raises InvalidRequest: there is no such model, or it cannot be loaded.
+        """
+        if self.find(name) is not None:
+            return
+
+        async def touch() -> None:
+            async with self.hold(name):
+                pass
+
+        start, task = time.monotonic(), asyncio.create_task(touch())
+        try:
+            while not task.done():
+                yield int(time.monotonic() - start)
+                await asyncio.wait([task], timeout=LOAD_INTERVAL_S)
+            task.result()
+        finally:
+            task.cancel()  # ends the wait only: the model goes on loading
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[tuple[Engine, LoRARequest | None]]:
@@ -82,7 +114,7 @@ class ModelChoice:
 
 
 class ReaderChooser:
-    """The choice of the model that extracts, on the page while more than one is loaded; kept for a reload.
+    """The choice of the model that extracts, on the page where there is more than one; kept for a reload.
 
     Args:
         tab: the name under which the browser keeps the choice.
@@ -96,39 +128,60 @@ class ReaderChooser:
         """Put the choice on the page, hidden until `offer` finds several models."""
         name = self.models.engine.model_name
         self.dropdown = gr.Dropdown(
-            _name_choices([name]), value=name, label="Read by", show_label=False, container=False, interactive=True,
-            filterable=False, min_width=120, scale=0, visible=False, elem_classes="reader",
+            [(f"{READ_BY}{name}", name)], value=name, label="Read by", show_label=False, container=False,
+            interactive=True, filterable=False, min_width=120, scale=0, visible=False, elem_classes="reader",
         )
         accept_unsent(self.dropdown)  # a kept name
 
     def connect(self, *opening: Any) -> None:
-        """Offer the models whenever one of these events comes: the page or its tab is opened."""
+        """Offer the models whenever one of these events comes: the page or its tab is opened. Load a chosen one."""
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         offered = gr.on(opening, self.offer, self.dropdown, self.dropdown, js=READ_CHOICE % self.key, **quiet)
         for chosen in (offered.then, self.dropdown.change):
             chosen(None, self.dropdown, None, js=KEEP_CHOICE % self.key, queue=False, **quiet)
+        self.dropdown.input(
+            self.load, self.dropdown, self.dropdown, trigger_mode="multiple", concurrency_limit=None, **quiet
+        )
 
     async def offer(self, chosen: str) -> Any:
-        """Offer the models that are loaded now; if the chosen one is not, say so and choose the tab's own."""
-        names, shown = self.models.list_loaded(), self.show(chosen)
-        if chosen not in names:
-            gr.Warning(f"{chosen} is not loaded any more. {names[0]} reads from now on.")
-        elif chosen == names[0]:
+        """Offer the models that are here now; if the chosen one is not, say so and choose the tab's own."""
+        own, shown = self.models.engine.model_name, await self.show(chosen)
+        if shown["value"] != chosen:
+            gr.Warning(f"{chosen} is not here any more. {own} reads from now on.")
+        elif chosen == own:
             del shown["value"]  # the page opens at the same time with the model of its record
         return shown
 
-    def explain_gone(self, name: str) -> Explanation:
-        """Say that a model is not loaded any more, and what can be done."""
-        own = self.models.engine.model_name
-        advice = f"Run again to read with {own}, choose another one beside the button, or load it again under Engine."
-        return Explanation(f"{name} is not loaded any more.", "", advice)
+    async def load(self, chosen: str) -> AsyncGenerator[Any, None]:
+        """Load the chosen model, and count the seconds in its label; the choice stays what a person makes it."""
+        try:
+            async for waited_s in self.models.load(chosen):
+                loading = say_loading(chosen, waited_s)
+                choices = await self._list_choices()
+                yield gr.update(choices=[(loading if name == chosen else label, name) for label, name in choices])
+        except InvalidRequest as error:
+            gr.Warning(f"{error}.")
+        yield gr.update(choices=await self._list_choices())
 
-    def show(self, chosen: str) -> Any:
-        """Return the choice with a model chosen, or the tab's own if it is not loaded."""
-        names = self.models.list_loaded()
-        value = chosen if chosen in names else names[0]
-        return gr.update(choices=_name_choices(names), value=value, visible=len(names) > 1)
+    def explain_gone(self, name: str, why: InvalidRequest | None = None) -> Explanation:
+        """Say that a model cannot be used, and what can be done."""
+        advice = f"Run again to read with {self.models.engine.model_name}, or choose another one beside the button."
+        if why is None:
+            return Explanation(f"{name} is not here any more.", "", advice)
+        return Explanation(f"{name} cannot be used.", f"{why}.", advice)
+
+    async def show(self, chosen: str) -> Any:
+        """Return the choice with a model chosen, or the tab's own if it is not here."""
+        choices = await self._list_choices()
+        is_here = any(name == chosen for _, name in choices)
+        value = chosen if is_here else self.models.engine.model_name
+        return gr.update(choices=choices, value=value, visible=len(choices) > 1)
+
+    async def _list_choices(self) -> list[tuple[str, str]]:
+        name = self.models.engine.model_name
+        return [(f"{READ_BY}{label}", name) for label, name in await self.models.label_here() or [(name, name)]]
 
 
-def _name_choices(names: list[str]) -> list[tuple[str, str]]:
-    return [(f"Read by {name}", name) for name in names]
+def say_loading(name: str, waited_s: int) -> str:
+    """Say that a model is being loaded, and for how long."""
+    return f"Loading {name}, {waited_s} s …"

@@ -30,9 +30,10 @@ from app.ui.examples import Examples
 from app.ui.explain import Explanation, explain, explain_bug
 from app.ui.extract.desk import Update
 from app.ui.extract.schema_panel import BLANK_PROBLEM, is_blank
-from app.ui.model_choice import ModelChoice, ReaderChooser
+from app.ui.model_choice import ModelChoice, ReaderChooser, say_loading
 from app.ui.owner import find_owner
 from app.ui.stops import Stops
+from engine import InvalidRequest
 from grammar import GrammarError
 
 AS_IN_EXTRACT = "as in the Extract tab"
@@ -116,9 +117,12 @@ class BatchRunner:
             refused = refused or (BLANK_PROBLEM if is_blank(found) else None)
         except GrammarError as error:
             refused = refused or explain(error)
-        if self.models.find(model) is None:
-            refused = self.reader.explain_gone(model)
-            yield {self.reader.dropdown: self.reader.show(model)}
+        try:
+            async for waited_s in self.models.load(model):
+                yield {self.progress: render_note(say_loading(model, waited_s))}
+        except InvalidRequest as error:
+            refused = self.reader.explain_gone(model, error)
+            yield {self.reader.dropdown: await self.reader.show(model)}
         if refused is not None:
             yield {self.progress: refused.as_html()}
             return

@@ -185,7 +185,7 @@ class BatchTab(BatchRunner):
     async def open_table(self, opened: Opened, reader: str, request: gr.Request) -> Update:
         """Open the table of the Extract tab, to be read with the schema and by the model that are chosen there."""
         paths = [str(opened.path)]
-        chosen = {self.schema: AS_IN_EXTRACT, self.reader.dropdown: self.reader.show(reader)}
+        chosen = {self.schema: AS_IN_EXTRACT, self.reader.dropdown: await self.reader.show(reader)}
         return {**await self.open_files(paths, AS_IN_EXTRACT, request), **chosen, self.files: paths}
 
     async def describe(self, column: str | None, schema: str, code: str, model: str, request: gr.Request) -> Any:

@@ -214,12 +214,12 @@ class ChatList(ChatRun):
 
     async def _restore_settings(self, opened: Sequence[Any], kept: Any) -> tuple[list[Any], list[Any]]:
         """Return an opened chat, with a note if its model is not here any more, and the updates of its settings."""
-        names = await self.models.list_here()
+        models = await self.models.label_here()
         *before, listed, _, _, _ = opened
-        if note := name_gone(kept, names):
+        if note := name_gone(kept, [name for _, name in models]):
             listed = listed if "id" in listed else report_problem("")
             listed |= {"problem": f"{listed.get('problem', '')} {note}".strip()}
-        return [*before, listed, *opened[5:]], restore_settings(self.defaults, kept, names)
+        return [*before, listed, *opened[5:]], restore_settings(self.defaults, kept, models)
 
     async def _open(self, request: gr.Request, chat_id: str | None, more: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return what the page shows of a stored or a new chat, and the chat's settings."""

@@ -179,10 +179,13 @@ def build_settings(defaults: Settings, answering: gr.Dropdown) -> list[gr.compon
     return components
 
 
-def restore_settings(defaults: Settings, kept: Any, models: Sequence[str] = ()) -> list[Any]:
+def restore_settings(defaults: Settings, kept: Any, models: Sequence[tuple[str, str]] = ()) -> list[Any]:
     """Return the settings stored in the browser, in the order of the components; others stay unchanged.
 
     A value that is out of range is refused by name when it is used, as one that was typed.
+
+    Args:
+        models: labels and names of the models that can be chosen.
     """
     kept = kept if isinstance(kept, dict) else {}
     values = {
@@ -190,9 +193,9 @@ def restore_settings(defaults: Settings, kept: Any, models: Sequence[str] = ()) 
         for name, default in asdict(defaults).items()
     }
     chosen = values["models"] if isinstance(values["models"], list) else defaults.models
-    known = [name for name in chosen if name in models]
-    choices = [(name, name) for name in models]
-    values["models"] = gr.update(choices=choices, value=known or list(models[:1])) if models else gr.skip()
+    names = [name for _, name in models]
+    known = [name for name in chosen if name in names]
+    values["models"] = gr.update(choices=list(models), value=known or names[:1]) if models else gr.skip()
     kind = values["grammar_kind"]
     if kind in GRAMMARS:
         shown = {} if isinstance(values["grammar_text"], dict) else {"value": values["grammar_text"]}

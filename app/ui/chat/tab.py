@@ -140,7 +140,7 @@ class ChatTab(ChatList):
 
     async def offer_models(self) -> Any:
         """Offer the models that are here now: one may have been fetched since the page was opened."""
-        return gr.update(choices=[(name, name) for name in await self.models.list_here()])
+        return gr.update(choices=await self.models.label_here())
 
     async def welcome(self, names: list[str]) -> Any:
         """Say in the empty chat which models answer."""

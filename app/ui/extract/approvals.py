@@ -41,6 +41,7 @@ class Trust:
         sure_from: the least confidence above which SHARE_RIGHT of the values were right; None if there is none, or
             with fewer than MIN_APPROVED records.
         num_sure: the values of at least that confidence, and those where the schema allowed only one.
+        num_sure_right: how many of these the approved records kept.
         fields: each field with its share of right values; the field that was wrong most often comes first.
     """
 
@@ -50,6 +51,7 @@ class Trust:
     num_unseen: int
     sure_from: float | None
     num_sure: int
+    num_sure_right: int
     fields: tuple[Field, ...]
 
 
@@ -94,39 +96,44 @@ def read_trust(db: Connection, owner: str, schema: Schema, model: str) -> Trust 
     num_records = sum(bool(each["looked_at"]) for each in approvals)
     pairs = [(sure, float(is_right)) for _, sure, is_right in values if sure is not None]
     sure_from = find_threshold(pairs, SHARE_RIGHT) if num_records >= MIN_APPROVED else None
+    sures = [is_right for _, sure, is_right in values if sure_from is not None and (sure is None or sure >= sure_from)]
     totals, rights = Counter(name for name, *_ in values), Counter(name for name, _, is_right in values if is_right)
     ordered = sorted(totals, key=lambda name: rights[name] / totals[name])
     return Trust(
         num_records, rights.total(), totals.total(), sum(each["num_unseen"] for each in approvals), sure_from,
-        sum(sure_from is not None and (sure is None or sure >= sure_from) for _, sure, _ in values),
+        len(sures), sum(sures),
         tuple((name, f"{rights[name]} of {totals[name]}") for name in ordered),
     )
 
 
 def render_trust(trust: Trust | None) -> str:
-    """Return the accuracy in words, with a table of the fields, as HTML."""
-    if trust is None:
-        return ""
-    records = "1 record" if trust.num_records == 1 else f"{trust.num_records} records"
-    unseen = f"; {trust.num_unseen} approved but not opened do not count" if trust.num_unseen else ""
-    words = (
-        f"{records} checked with this schema: {trust.num_right} of {trust.num_values} values you looked at were right "
-        f"as written{unseen}."
-    )
-    if trust.num_records < MIN_APPROVED:
-        words += f" From {MIN_APPROVED} records on, they say which values may pass unseen."
-    elif trust.sure_from is None:
-        words += " No confidence was enough: check every value."
-    else:
-        words += (
-            f" <b>{trust.num_sure / trust.num_values:.0%} of them may pass unseen</b>, those of "
-            f"{trust.sure_from:.1%} and more: {SHARE_RIGHT:.0%} of them were right. The others are marked."
+    """Return in one sentence which values may pass unseen, with a table of the fields, as HTML."""
+    if trust is None or trust.num_records < MIN_APPROVED:
+        num_records = trust.num_records if trust is not None else 0
+        words = (
+            "<b>Not measured yet which values need no look</b>: this takes "
+            f"{MIN_APPROVED} checked and approved records of this schema, and has {num_records}."
         )
+    elif trust.sure_from is None:
+        words = (
+            f"<b>Look at every value</b>: in the {trust.num_records} records that you checked, {trust.num_right} of "
+            f"{trust.num_values} were right, and the model was not surer of these."
+        )
+    else:
+        words = (
+            f"<b>Unmarked values may pass unseen</b>: of {trust.num_sure} as sure as these, {trust.num_sure_right} "
+            f"were right in the {trust.num_records} records that you checked."
+        )
+    if trust is None:
+        return f'<p class="trust-line">{words}</p>'
     rows = "".join(f"<tr><td>{html.escape(name)}</td><td>{share}</td></tr>" for name, share in trust.fields)
     heads = '<tr><th scope="col">Field</th><th scope="col">Right as written</th></tr>'
+    unseen = (
+        f"<p>{trust.num_unseen} values that were approved but not opened do not count.</p>" if trust.num_unseen else ""
+    )
     return (
-        f"<details class='calibration'><summary>{words}</summary>"
-        f"<table><thead>{heads}</thead><tbody>{rows}</tbody></table></details>"
+        f"<details class='calibration trust-line'><summary>{words}</summary>"
+        f"<table><thead>{heads}</thead><tbody>{rows}</tbody></table>{unseen}</details>"
     )
 
 

@@ -17,9 +17,9 @@ from app.ui.extract.record_view import (
     render_fields,
     render_source,
     render_status,
-    render_why,
 )
 from app.ui.extract.shown import Shown
+from app.ui.extract.why import render_why
 from app.ui.scripts import read_script
 
 Update = dict[Any, Any]  # new values of components; others stay
@@ -45,6 +45,8 @@ class Desk:
         )
         with gr.Tabs(elem_classes="result-tabs"):
             with gr.Tab("Fields"):
+                # Above the record's first line, which has the button to approve it.
+                self.trust = gr.HTML("", elem_classes="trust", apply_default_css=False)
                 self.fields = gr.HTML(
                     EMPTY, elem_classes="fields", apply_default_css=False, js_on_load=read_script("review")
                 )

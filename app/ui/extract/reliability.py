@@ -26,7 +26,7 @@ UNMEASURED = (
 )
 DEMO_NOTE = (
     '<p class="hint-line">The embedded demo model reads short texts like the examples. For your own, '
-    '<a href="#engine">load a larger model</a> under Engine; then choose it beside the button.</p>'
+    '<a href="#engine">load a larger model</a> under Engine, or choose one beside the button.</p>'
 )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -37,11 +37,11 @@ from app.ui.extract.record_view import render_badge, render_figures, render_grow
 from app.ui.extract.reliability import render_calibration
 from app.ui.extract.schema_panel import BLANK_PROBLEM, is_blank
 from app.ui.extract.shown import Shown
-from app.ui.model_choice import ModelChoice, ReaderChooser
+from app.ui.model_choice import ModelChoice, ReaderChooser, say_loading
 from app.ui.owner import find_owner
 from app.ui.pacing import pace
 from app.ui.stops import Stops
-from engine import Engine
+from engine import Engine, LoRARequest
 
 NO_TEXT = Explanation("There is no text yet.", "", "Paste a text, open a file or pick an example.")
 
@@ -55,7 +55,6 @@ class ExtractRun:
     source_tabs: gr.Tabs
     figures: gr.HTML
     page: gr.HTML
-    trust: gr.HTML
     calibration: gr.HTML
 
     def __init__(self, engine: Engine, store: Store, interval_s: float, pool: ModelPool | None = None) -> None:
@@ -76,10 +75,9 @@ class ExtractRun:
         images = () if opened is None else opened.source.images
         if not text.strip() and not images:
             problem = NO_TEXT
-        engine = self.models.find(model)
-        if engine is None:
+        if self.models.find(model) is None and model not in await self.models.list_here():
             gone = self.reader.explain_gone(model).as_html()
-            yield {self.desk.badge: gone, self.reader.dropdown: self.reader.show(model)}
+            yield {self.desk.badge: gone, self.reader.dropdown: await self.reader.show(model)}
             return
         if problem is not None:
             yield self._end(problem)
@@ -106,33 +104,32 @@ class ExtractRun:
             owner = find_owner(request)
             trust = await self.store.run(read_trust, owner, checked.schema, model)
             busy = {self.run_button: gr.update(interactive=False), self.stop_button: gr.update(visible=True)}
-            beside = {self.figures: "", self.calibration: render_calibration(engine)}
+            beside = {self.figures: "", self.calibration: render_calibration(self.models.find(model))}
             yield {**self.desk.clear(render_badge("busy", "reading")), **beside, **busy}
+
+            def make_extractor(engine: Engine, adapter: LoRARequest | None) -> Extractor:
+                return Extractor(
+                    engine, Limits() if with_limits else None, ground=is_verbatim, lora_request=adapter,
+                    instructions=instructions or "", examples=shots, images=images, num_rivals=NUM_RIVALS,
+                    approved_from=trust.sure_from if trust is not None else None,
+                )
+
             try:
-                # Leaving the blocks closes the stream, which aborts the engine's requests.
-                async with AsyncExitStack() as stack:
-                    reader, adapter = await stack.enter_async_context(self.models.hold(model))
-                    extractor = Extractor(
-                        reader, Limits() if with_limits else None, ground=is_verbatim, lora_request=adapter,
-                        instructions=instructions or "", examples=shots, images=images, num_rivals=NUM_RIVALS,
-                        approved_from=trust.sure_from if trust is not None else None,
-                    )
-                    # A separate cache salt, so that one visitor's text never shows in another's cache timings.
-                    stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")
-                    parts = await stack.enter_async_context(aclosing(pace(stream, self.interval_s)))
+                # Leaving the block closes the stream, which aborts the engine's requests.
+                async with aclosing(self._read(model, make_extractor, checked, text, opened, session)) as parts:
                     async for part in parts:
-                        if isinstance(part, ExtractionResult):
-                            shown = await asyncio.to_thread(self._begin, part, text, checked, extractor, opened)
-                            shown = await self._recall(shown, owner)
-                            yield self.show(shown) | {self.trust: render_trust(trust)} | self._idle()
+                        if isinstance(part, Shown):
+                            shown = await self._recall(part, owner)
+                            yield self.show(shown) | {self.desk.trust: render_trust(trust)} | self._idle()
                             if (page := await find_first_page(shown)) is not None:
                                 yield {self.page: page}
                             return
-                        yield self._progress(part)
+                        yield self._progress(part, model)
                         if flag.is_asked():
                             break
             except EXPLAINED as error:
-                yield self._end(explain(error, engine.state))
+                engine = self.models.find(model)
+                yield self._end(explain(error, engine.state if engine is not None else ""))
                 return
             except Exception as error:
                 # Raise unexpected errors, but do not leave the page in its busy state.
@@ -140,6 +137,24 @@ class ExtractRun:
                 raise
             stopped = {self.desk.badge: render_badge("cut", "stopped", "the record is not complete")}
             yield self._idle() if flag.asked == "leave" else stopped | self._idle()
+
+    async def _read(
+        self, model: str, make_extractor: Callable[[Engine, LoRARequest | None], Extractor], checked: CheckedSchema,
+        text: str, opened: Opened | None, session: str,
+    ) -> AsyncGenerator[int | PartialExtraction | PartsDone | Shown | None, None]:
+        """Yield the seconds while the model is loaded, what it has written so far, and the record."""
+        async for waited_s in self.models.load(model):
+            yield waited_s
+        async with self.models.hold(model) as (engine, adapter):
+            extractor = make_extractor(engine, adapter)
+            # A separate cache salt, so that one visitor's text never shows in another's cache timings.
+            stream = stream_whole(extractor, checked.schema, text, cache_salt=f"session-{session}")
+            async with aclosing(pace(stream, self.interval_s)) as parts:
+                async for part in parts:
+                    if isinstance(part, ExtractionResult):
+                        yield await asyncio.to_thread(self._begin, part, text, checked, extractor, opened)
+                        return
+                    yield part
 
     def _begin(
         self, result: ExtractionResult, text: str, checked: CheckedSchema, extractor: Extractor, opened: Opened | None
@@ -180,7 +195,7 @@ class ExtractRun:
             trust = await approve(self.store, find_owner(request), changed)
         except (EditError, StoreError) as error:
             return self.desk.refuse(error)
-        return {**self.desk.draw(changed), self.trust: render_trust(trust)}
+        return {**self.desk.draw(changed), self.desk.trust: render_trust(trust)}
 
     async def locate(self, shown: Shown | None, pointer: str) -> Any:
         """Show the page of the PDF where a value is."""
@@ -201,13 +216,15 @@ class ExtractRun:
 
     def clear(self, badge: str = "") -> Update:
         """Return no record and no figures, as for another text."""
-        return {**self.desk.clear(badge), self.figures: "", self.trust: ""}
+        return {**self.desk.clear(badge), self.figures: "", self.desk.trust: ""}
 
-    def _progress(self, part: PartialExtraction | PartsDone | None) -> Update:
-        """Return the record as far as it has been generated."""
+    def _progress(self, part: int | PartialExtraction | PartsDone | None, model: str) -> Update:
+        """Return the record as far as it has been generated, or the seconds that the model has been loading."""
         desk = self.desk
         if part is None:
             return gr.skip()
+        if isinstance(part, int):
+            return {desk.badge: render_badge("busy", "loading", f"{say_loading(model, part)} Then it reads the text.")}
         if isinstance(part, PartsDone):
             detail = f"{part.num_done} of {part.num_parts} parts; the text is long"
             return {desk.badge: render_badge("busy", "reading", detail)}

@@ -148,10 +148,17 @@ class Shown:
             for pointer, old in before.items()
             if old is not None and old in self.origin and pointer not in empty
         }
+        changed = self.put(record, origin, empty)
+        checked = frozenset(pointer for pointer, old in before.items() if old in self.checked)
+        seen = frozenset(pointer for pointer, old in before.items() if old in self.seen)
+        return replace(changed, checked=checked - changed.by_hand, seen=seen, is_approved=False, before=None)
+
+    def put(self, record: Any, origin: Mapping[str, str], empty: frozenset[str]) -> Shown:
+        """Return another record with all that follows from its values, whose places in the draft are known."""
         drafted = {leaf.pointer: leaf for leaf in self.drafted.leaves}
         by_hand = frozenset(
             leaf.pointer
-            for leaf in leaves
+            for leaf in scan(json.dumps(record) + " ").leaves
             if leaf.pointer not in empty and not _is_as(leaf, drafted.get(origin.get(leaf.pointer, "-")))
         )
         confidence = {
@@ -160,12 +167,7 @@ class Shown:
             if pointer not in by_hand and old in self.drafted.confidence
         }
         result = make_again(self.schema, self.text, replace(self.result, confidence=confidence), record)
-        checked = frozenset(pointer for pointer, old in before.items() if old in self.checked)
-        seen = frozenset(pointer for pointer, old in before.items() if old in self.seen)
-        return replace(
-            self, result=result, origin=origin, by_hand=by_hand, checked=checked - by_hand, seen=seen, empty=empty,
-            is_approved=False, before=None,
-        )
+        return replace(self, result=result, origin=origin, by_hand=by_hand, empty=empty)
 
     def dump(self) -> dict[str, Any]:
         """Return it as JSON that `restore` reads."""
@@ -174,6 +176,7 @@ class Shown:
             "model": self.model, "source": self.result.source, "record": self.result.record,
             "finish_reason": self.result.finish_reason,
             "notes": list(self.result.notes), "sure_from": self.result.sure_from, "draft": draft,
+            "origin": dict(self.origin),
             "choices": {pointer: asdict(choice) for pointer, choice in self.choices.items()},
             "checked": sorted(self.checked), "seen": sorted(self.seen), "empty": sorted(self.empty),
             "approved": self.is_approved,
@@ -192,7 +195,8 @@ def restore(kept: Mapping[str, Any], text: str, schema: Schema) -> Shown:
     if "draft" not in kept:
         return shown
     checked, seen = frozenset(kept["checked"]), frozenset(kept.get("seen", ()))
-    shown = replace(shown, empty=frozenset(kept.get("empty", ()))).change(kept["record"])
+    # Places, because added and removed items have moved the values; older versions kept none.
+    shown = shown.put(kept["record"], kept.get("origin", shown.origin), frozenset(kept.get("empty", ())))
     return replace(shown, checked=checked, seen=seen, is_approved=kept["approved"])
 
 

@@ -50,10 +50,16 @@ async def test_ten_records_say_from_which_confidence_on_values_are_right(
     assert trust.num_right == 3 * count - num_wrong
     assert trust.fields == (("name", f"{count - num_wrong} of {count}"), ("ages", f"{2 * count} of {2 * count}"))
     words = render_trust(trust)
-    assert ("may pass unseen</b>" in words) == (sure_from is not None) and f"{count} records checked" in words
+    if sure_from is None:
+        assert "takes 10 checked and approved records of this schema, and has 9." in words and "%" not in words
+    else:
+        num_sure = sum(sure_from <= 0.5 + number / count / 2 for number in range(count)) + 2 * count
+        words_sure = f"of {num_sure} as sure as these, {num_sure} were right in the {count} records"
+        assert f"<b>Unmarked values may pass unseen</b>: {words_sure} that you checked." in words
     # Of another person, model or schema nothing is known.
     others = [("you", SCHEMA, "a-model"), ("me", SCHEMA, "b-model"), ("me", {}, "a-model")]
-    assert [await store.run(read_trust, *each) for each in others] == [None] * 3 and render_trust(None) == ""
+    assert [await store.run(read_trust, *each) for each in others] == [None] * 3
+    assert "and has 0." in render_trust(None)
 
 
 async def test_a_record_approved_again_counts_once_and_a_removed_item_was_wrong() -> None:
@@ -78,7 +84,7 @@ async def test_values_that_nobody_looked_at_say_nothing_of_the_model() -> None:
     seen = draft(0, {}).act({"action": "approve", "seen": ["/ages/0"], "edits": {"/name": "Bob"}})
     trust = await approve(store, "me", seen)
     assert trust is not None and (trust.num_records, trust.num_right, trust.num_values) == (1, 1, 2)
-    assert f"{6 * MIN_APPROVED - 2} approved but not opened do not count" in render_trust(trust)
+    assert f"{6 * MIN_APPROVED - 2} values that were approved but not opened do not count" in render_trust(trust)
 
 
 def test_the_bound_of_the_approved_records_takes_the_place_of_the_ranking() -> None:

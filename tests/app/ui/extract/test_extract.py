@@ -25,11 +25,13 @@ from app.store import Store
 from app.ui.examples import Examples
 from app.ui.extract.approvals import read_trust
 from app.ui.extract.pages import Opened
-from app.ui.extract.record_view import EMPTY, render_fields, render_why
+from app.ui.extract.record_view import EMPTY, render_fields
 from app.ui.extract.run import add_example
 from app.ui.extract.saving import FILE_FORMATS, save_record
 from app.ui.extract.shown import Shown, restore
-from app.ui.extract.tab import PROOF, ExtractTab
+from app.ui.extract.source import PROOF
+from app.ui.extract.tab import ExtractTab
+from app.ui.extract.why import render_why
 from app.ui.model_choice import ModelChoice
 from app.ui.owner import find_owner
 from app.ui.stops import Stops
@@ -70,7 +72,7 @@ def read(tab: ExtractTab, update: Any) -> Any:
         "badge": desk.badge, "fields": desk.fields, "record": desk.record, "marked": desk.marked, "shown": desk.shown,
         "figures": tab.figures, "tabs": tab.source_tabs, "run": tab.run_button, "stop": tab.stop_button,
         "page": tab.page, "page_tab": tab.page_tab, "text": tab.text, "name": tab.name, "opened": tab.opened,
-        "trust": tab.trust, "form": panel.form, "schema": panel.code, "status": panel.status,
+        "trust": desk.trust, "form": panel.form, "schema": panel.code, "status": panel.status,
         "chosen": panel.chooser, "fold": panel.fold, "to_batch": tab.to_batch,
     }
     found = {} if update == gr.skip() else update
@@ -201,7 +203,7 @@ async def test_an_approved_record_is_kept_and_a_later_run_is_compared_with_it() 
     done = await act(tab, corrected.shown, "approve")
     assert ">approved<" in done.badge and ">1 to check</button>" in done.fields
     assert b",/name," in base64.b64decode(save_record("csv", done.shown)["data"])  # nobody looked at it
-    assert "1 record checked with this schema: 0 of 1 values" in done.trust and "From 10 records" in done.trust
+    assert "takes 10 checked and approved records of this schema, and has 1" in done.trust and "0 of 1" in done.trust
     again = (await run(tab))[-1]
     assert "approved before: 37" in again.fields and "1 of 2 fields as approved before" in again.fields
     other = (await run(tab, text="Ada, 36!"))[-1]
@@ -326,13 +328,13 @@ async def test_the_chosen_model_reads_and_stands_for_its_record() -> None:
     project, _ = await tab.keep("", shown.text, SCHEMA, None, shown, REQUEST)
     (opened,) = [update async for update in tab.open({"project": project}, REQUEST)]
     assert opened[tab.desk.shown].model == opened[tab.reader.dropdown]["value"] == "large"
-    assert "2 approved but not opened do not count" in opened[tab.trust]
+    assert "2 values that were approved but not opened do not count" in opened[tab.desk.trust]
     assert "embedded demo model" not in opened[tab.calibration]
     (opened,) = [update async for update in tab.open({"project": project, "reader": "fake"}, REQUEST)]
     assert (opened[tab.desk.shown].model, opened[tab.reader.dropdown]["value"]) == ("large", "fake")
 
 
-async def test_a_model_that_is_not_loaded_any_more_is_named_and_the_others_are_offered(
+async def test_a_model_that_is_not_here_any_more_is_named_and_the_others_are_offered(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -340,12 +342,41 @@ async def test_a_model_that_is_not_loaded_any_more_is_named_and_the_others_are_o
     pool = make_pool()
     tab, engine = make_tab(pool=pool)
     pool.kept.clear()
+    pool.roles.clear()
     (update,) = [each async for each in tab.run("Ada", SCHEMA, None, True, False, "", "", None, "large", REQUEST)]
-    assert "large is not loaded any more" in update[tab.desk.badge] and engine.requests == []
+    assert "large is not here any more" in update[tab.desk.badge] and engine.requests == []
     assert tab.desk.shown not in update and update[tab.reader.dropdown]["value"] == "fake"
     offered = await tab.reader.offer("large")  # as after a reload
     assert (offered["value"], offered["visible"]) == ("fake", False)
-    assert said == ["large is not loaded any more. fake reads from now on."]
+    assert said == ["large is not here any more. fake reads from now on."]
+
+
+async def test_a_model_that_is_not_loaded_is_offered_last_and_loaded_when_it_is_chosen_or_asked() -> None:
+    pool = make_pool()
+    tab, _ = make_tab(pool=pool)
+    pool.keep("extract", CatalogueEntry("other", "/models/other", "folder"))
+    entry = pool.roles["chat"]
+    del pool.kept[entry.model]  # as a model of the folder: here, and not loaded
+    offered = await tab.reader.offer("large")
+    assert offered["value"] == "large" and offered["choices"] == [
+        ("Read by fake", "fake"), ("Read by other", "other"), ("Read by large (not loaded)", "large")
+    ]
+    first, *_, last = [update["choices"][-1][0] async for update in tab.reader.load("large")]
+    assert (first, last) == ("Loading large, 0 s …", "Read by large") and pool.find_loaded(entry) is not None
+    await pool.unload(entry)
+    updates = await run(tab, model="large")
+    assert any("Loading large, 0 s" in str(update.badge) for update in updates)
+    assert updates[-1].shown.model == "large" and updates[-1].shown.result.record["name"] == "Eve"
+
+
+async def test_a_picked_sample_is_read_at_once_and_the_heading_of_the_list_is_none(tmp_path: Path) -> None:
+    (path := tmp_path / "person_1.txt").write_text("Ada, 36")
+    tab, engine = make_tab({"person 1": path})
+    picked = read(tab, await tab.pick_sample("person 1", REQUEST))
+    asked = (picked.text, picked.schema, None, True, False, "", "", picked.opened, "fake")
+    updates = await collect(tab.run_picked(REQUEST, "person 1", *asked))
+    assert updates[-1][tab.desk.shown].result.record == {"name": "Ada", "age": 36}
+    assert await collect(tab.run_picked(REQUEST, "", *asked)) == [gr.skip()] and len(engine.requests) == 1
 
 
 async def test_a_sample_brings_its_schema(tmp_path: Path) -> None:
@@ -500,6 +531,18 @@ async def test_marks_follow_the_items_that_come_and_go() -> None:
     assert sure["/lines/2/name"] == 0.7 and "/lines/1/name" not in sure
     assert 'aria-label="lines › 2 › name"' in added.fields and json.loads(added.record)["lines"][1]["name"] == ""
     assert "not done" in (await act(tab, removed, "add", "/lines/9")).badge
+
+
+async def test_a_reload_keeps_what_was_typed_at_its_item_when_items_before_it_came_or_went() -> None:
+    tab, _ = make_tab()
+    typed = (await show_lines(tab)).act({"edits": {"/lines/2/price": "2"}, "seen": ["/lines/2/price"]})
+    added = typed.act({"action": "remove", "pointer": "/lines/0"}).act({"action": "add", "pointer": "/lines/1"})
+    added = added.act({"edits": {"/lines/2/name": "Bob"}})
+    again = restore(json.loads(json.dumps(added.dump())), added.text, added.schema)
+    for name in ("origin", "by_hand", "checked", "seen", "empty"):
+        assert getattr(again, name) == getattr(added, name), name
+    assert again.result.confidence == added.result.confidence and again.draft_of("/lines/1/price") == 1
+    assert again.act({"action": "undo", "pointer": "/lines/1/price"}).by_hand == {"/lines/2/name"}
 
 
 async def test_an_added_item_is_to_be_filled_in_before_the_record_is_approved() -> None:
