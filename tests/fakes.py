@@ -128,6 +128,7 @@ class FakeRequest:
     prompt: str
     params: SamplingParams
     options: dict[str, Any]
+    num_generated: int = 0  # tokens at the end of the prompt that the request generated before
     num_sent: int = 0
     is_finished: bool = False
     is_aborted: bool = False
@@ -257,13 +258,15 @@ class FakeEngine:
         prediction: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        text = self._read(prompt) + "".join(chr(each) for ids in generated_token_ids for each in ids)
+        generated = "".join(chr(each) for ids in generated_token_ids for each in ids)
+        text = self._read(prompt) + generated
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline_s": deadline_s}
         if prediction is not None:
             options["prediction"] = prediction
         if lora_request is not None:
             options["lora_request"] = lora_request
-        request = FakeRequest(request_id or f"fake-{len(self.requests)}", text, sampling_params, options)
+        request_id = request_id or f"fake-{len(self.requests)}"
+        request = FakeRequest(request_id, text, sampling_params, options, len(generated))
         self.requests.append(request)
         if self.reject is not None:
             raise self.reject
@@ -314,7 +317,7 @@ class FakeEngine:
         return answer, "stop", None
 
     def _output(self, request: FakeRequest, outputs: list[CompletionOutput], is_last: bool) -> RequestOutput:
-        ids = [ord(char) for char in request.prompt]
+        ids = [ord(char) for char in request.prompt[: len(request.prompt) - request.num_generated]]
         grammar = request.params.grammar
         wants_prompt = request.params.prompt_logprobs is not None
         return RequestOutput(

@@ -207,8 +207,8 @@ def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(site:
     with site.page.expect_response("**/gradio_api/run/**"):  # the list is drawn again, and would take a press away
         site.page.keyboard.press("Enter")
     chats.get_by_role("button", name="My questions").first.wait_for()
-    chats.get_by_role("button", name="New chat").click()
-    site.wait_for(lambda: questions.count() == 0)
+    site.page.keyboard.press("Control+Shift+O")
+    site.wait_for(lambda: questions.count() == 0 and site.composer.evaluate("node => node === document.activeElement"))
     ask_and_wait(site, "Hello! Who are you?")
     site.wait_for(lambda: chats.locator("li").count() == 2)
     site.reload()
@@ -218,7 +218,9 @@ def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(site:
         chats.get_by_role("button", name="Export").click()
     path = tmp_path / "chats.json"
     waiting.value.save_as(path)
-    chats.get_by_label("Search chats").fill("what can")
+    site.composer.press("Control+k")
+    site.wait_for(lambda: chats.get_by_label("Search chats").evaluate("node => node === document.activeElement"))
+    site.page.keyboard.type("what can")
     site.wait_for(lambda: chats.locator("li").count() == 1)
     chats.get_by_role("button", name="My questions").first.click()
     questions.filter(has_text="What can you do?").wait_for()

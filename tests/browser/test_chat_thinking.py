@@ -24,8 +24,7 @@ def test_reasoning_is_shown_until_it_is_switched_off(desk: Any, site: Site, tmp_
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     with run_server("app", "--model", str(tmp_path)) as (_, url):
         for thinker in open_site(desk, url):
-            thinker.toggle("Settings")
-            switch = thinker.page.get_by_label("Think before answering")
+            switch = thinker.page.get_by_label("Think first")
             switch.wait_for()
             thinker.ask("Hello!")
             thinker.figures.get_by_text("Reasoning").wait_for()
@@ -35,9 +34,7 @@ def test_reasoning_is_shown_until_it_is_switched_off(desk: Any, site: Site, tmp_
             thinker.page.locator("#growing .message-row").first.wait_for(state="detached")
             assert thinker.figures.get_by_text("Reasoning").count() == 0
             thinker.reload()
-            thinker.toggle("Settings")
             switch.wait_for()
             assert not switch.is_checked()
-    site.toggle("Settings")
-    site.page.get_by_label("Max tokens").first.wait_for()
-    assert site.page.get_by_label("Think before answering").count() == 0
+    site.page.wait_for_function("globalThis.isChatOpen")
+    assert site.page.get_by_label("Think first").count() == 0

@@ -28,6 +28,7 @@ logger = logging.getLogger("troupe.ui")
 KEEP_S = 600.0
 MAX_KEPT = 512  # answers that have ended
 SAVE_S = 1.0
+WAITING = "…"
 # An answer loops when it ends in four copies of at most so many characters, and at least so many characters are copies.
 MAX_PERIOD, NUM_COPIES, MIN_LOOP_CHARS = 400, 4, 60
 PERIODS = range(1, MAX_PERIOD + 1)
@@ -57,6 +58,7 @@ class Answer:
         before: by model, the reasoning and the content that its answer goes on with, as the store has them.
         starts: by model, what it goes on with, as it was generated; unless that is known, it is made of `before`.
         outputs: by model, what it has written so far; its text begins with that of its start.
+        waits_for: what is shown before the first token.
         thinking: by model, how its text is split into reasoning and content; None if all of it is content.
         write: begins to write the answer into the store; `written` is the last writing.
         ended: when it ended, by the clock of Answers.
@@ -67,6 +69,7 @@ class Answer:
     before: Mapping[str, Written] = field(default_factory=dict)
     starts: dict[str, Start] = field(default_factory=dict)
     outputs: Mapping[str, RequestOutput] = field(default_factory=dict)
+    waits_for: str = WAITING
     thinking: dict[str, Thinking | None] = field(default_factory=dict)
     problem: Explanation | None = None
     write: Callable[[], Future[Any]] | None = None

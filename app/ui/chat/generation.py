@@ -9,7 +9,7 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from app.reasoning import Thinking, gate_grammar, prepare_prompt, write_output
-from app.ui.chat.answers import Answer, Outputs, Start, join_streams
+from app.ui.chat.answers import WAITING, Answer, Outputs, Start, join_streams
 from app.ui.chat.attachments import load_images
 from app.ui.chat.conversation import History, to_model_messages
 from app.ui.chat.settings import Settings, make_sampling_params
@@ -17,6 +17,8 @@ from app.ui.chat.thinking import ThinkingChoices, read_choices
 from app.ui.model_choice import ModelChoice
 from app.ui.pacing import pace
 from engine import Engine, InvalidRequest, RequestOutput, SamplingParams
+
+LONG_PROMPT = 256  # tokens, from which on it takes long enough to be named
 
 
 class Generation:
@@ -49,8 +51,12 @@ class Generation:
         self, name: str, answer: Answer, history: History, settings: Settings, session: str
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of one model; their texts begin with the text that the answer goes on with."""
+        if self._models.find(name) is None:
+            answer.waits_for = f"Loading {name} …"
         async with self._models.hold(name) as (engine, lora_request):
             start, params = await self._prepare(engine, answer, name, history, settings)
+            prompt_ids = [*start.prompt_ids, *start.token_ids]
+            answer.waits_for = f"Reading {len(prompt_ids):,} tokens …" if len(prompt_ids) > LONG_PROMPT else WAITING
             # A separate cache salt, so that one visitor's prompts never show in another's cache timings.
             stream = engine.generate(
                 start.prompt_ids, params, cache_salt=f"session-{session}", priority=int(settings.priority),
@@ -59,7 +65,8 @@ class Generation:
             async with aclosing(stream) as outputs:
                 async for output in outputs:
                     written = output.outputs[0]
-                    yield replace(output, outputs=[replace(written, text=start.text + written.text)])
+                    whole = replace(written, text=start.text + written.text)
+                    yield replace(output, prompt_token_ids=prompt_ids, outputs=[whole])
 
     async def _prepare(
         self, engine: Engine, answer: Answer, name: str, history: History, settings: Settings

@@ -41,7 +41,6 @@ from app.ui.model_choice import ModelChoice
 from app.ui.owner import find_owner
 from engine import Engine, InvalidRequest
 
-WAITING = "…"
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 2.0
 REMOVED = "This chat was removed in another tab, so nothing was sent. Begin a new chat."
 
@@ -75,7 +74,8 @@ class Turn:
     @property
     def growing(self) -> History:
         """Return the messages after the history: the question, if it is new, and the answer so far."""
-        return lay_out([*self.history[self.num_shown :], *(write(self.answer) or [answer_message(WAITING)])])
+        written = write(self.answer) or [answer_message(self.answer.waits_for)]
+        return lay_out([*self.history[self.num_shown :], *written])
 
 
 class ChatRun:
@@ -105,10 +105,11 @@ class ChatRun:
         files = typed.get("files") or []
         images = [path for path in files if is_image(path)]
         try:
-            if images and not self.engine.sees_images:
-                raise InvalidRequest(f"{Path(images[0]).name} is an image, and this model sees none", "attachment")
             attached = await read_files(path for path in files if path not in images)
-            await self._check_length("".join([text, *(each["content"] for each in attached)]))
+            whole = "".join([text, *(each["content"] for each in attached)])
+            for name in self._name_models(Settings(*values)):
+                if (engine := self.models.find(name)) is not None:  # another one is asked when it is loaded
+                    await self._check_fit(engine, whole, images)
         except InvalidRequest as error:
             return _report(f"Not sent. {explain(error, self.engine.state)}")
         if not text.strip() and not files:
@@ -267,10 +268,14 @@ class ChatRun:
         found = await self.store.run(chats.read_chat, find_owner(request), thread["id"])
         return None if found is None else found[1].find_path(thread["leaf"]) or None
 
-    async def _check_length(self, text: str) -> None:
-        if self.engine.tokenizer is None:
+    async def _check_fit(self, engine: Engine, text: str, images: Sequence[str]) -> None:
+        """Raise InvalidRequest if the model sees no images, or takes no text of this length."""
+        if images and not engine.sees_images:
+            name = Path(images[0]).name
+            raise InvalidRequest(f"{name} is an image, and {engine.model_name} sees none", "attachment")
+        if engine.tokenizer is None:
             return
-        num_tokens, limit = len(await self.engine.encode(text)), self.engine.resolved.max_model_len
+        num_tokens, limit = len(await engine.encode(text)), engine.resolved.max_model_len
         if num_tokens >= limit:
             why = f"the message and its files have {num_tokens:,} tokens, and the model takes {limit:,} with the answer"
             raise InvalidRequest(why, "message")

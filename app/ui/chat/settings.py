@@ -118,24 +118,27 @@ def make_grammar(kind: str, text: str) -> GrammarSpec | None:
             return None
 
 
-def build_model_choice(defaults: Settings, has_choice: bool) -> gr.Dropdown:
-    """Put the choice of the models that answer on the page, which gets their names when it opens.
+def build_model_choice(defaults: Settings, has_choice: bool) -> tuple[Any, Any]:
+    """Put the choice of the models that answer on the page, and the switch of their reasoning.
 
     Args:
-        has_choice: whether others than the first model may answer.
+        has_choice: whether others than the first model may answer; the page gets their names when it opens.
     """
-    return gr.Dropdown(
+    answering = gr.Dropdown(
         [], value=defaults.models, multiselect=True, label="Answered by", container=False, visible=has_choice,
         elem_id="answering", allow_custom_value=True,  # Gradio would refuse names that came after the page was built
     )
+    # Shown when the page knows that the model's chat template takes it, as the effort in the settings.
+    thinks = gr.Checkbox(defaults.thinks, label="Think first", container=False, visible=False, elem_id="thinks")
+    return answering, thinks
 
 
-def build_settings(defaults: Settings, answering: gr.Dropdown) -> list[gr.components.Component]:
+def build_settings(
+    defaults: Settings, answering: gr.Dropdown, thinks: gr.Checkbox
+) -> list[gr.components.Component]:
     """Put the other settings on the page; returns all in the order of Settings' fields. The browser keeps changes."""
     quiet: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
     chosen = next((name for name, prompt in PRESETS.items() if prompt == defaults.system_prompt), None)
-    # Both are shown when the page knows that the model's chat template takes them.
-    thinks = gr.Checkbox(defaults.thinks, label="Think before answering", visible=False)
     effort = gr.Radio(
         [("model's own", ""), *((each, each) for each in EFFORTS)], value=defaults.effort, label="Effort of thinking",
         visible=False,

@@ -28,8 +28,8 @@ LATEX: Any = [
     {"left": left, "right": right, "display": display}
     for left, right, display in (("$$", "$$", True), ("\\[", "\\]", True), ("\\(", "\\)", False))
 ]
-GRAMMAR_KIND, MODELS, THINKS, EFFORT = map(
-    [each.name for each in fields(Settings)].index, ("grammar_kind", "models", "thinks", "effort")
+GRAMMAR_KIND, MODELS, EFFORT = map(
+    [each.name for each in fields(Settings)].index, ("grammar_kind", "models", "effort")
 )
 PLACEHOLDER = "Ask the model something"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
@@ -76,14 +76,14 @@ class ChatTab(ChatList):
                 autofocus=True, elem_id="composer", submit_btn=True, stop_btn=False, sources=["upload"],
                 file_count="multiple", file_types=[*FILE_TYPES, *IMAGE_TYPES],
             )
-            answering: Any = build_model_choice(self.defaults, self.models.has_choice)
+            with gr.Row(elem_id="under"):
+                answering, thinks = build_model_choice(self.defaults, self.models.has_choice)
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
-            self.settings = settings = build_settings(self.defaults, answering)
+            self.settings = settings = build_settings(self.defaults, answering, thinks)
             # Never displayed; they carry the browser's storage into the event.
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
             current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
         answering.focus(self.offer_models, None, answering, **AT_ONCE)
-        thinks: Any = settings[THINKS]
         self.choosing, self.thinking = [answering, thinks], [thinks, settings[EFFORT]]
         gr.on([answering.change, thinks.change], self.offer_thinking, self.choosing, self.thinking, **AT_ONCE)
         answering.change(self.welcome, answering, self.chatbot, **AT_ONCE)

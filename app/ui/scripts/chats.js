@@ -31,7 +31,7 @@ const save = (text) => {
 };
 
 let typing;
-const search = make("input", { type: "search", placeholder: "Search chats", "aria-label": "Search chats", oninput: (event) => {
+const search = make("input", { type: "search", placeholder: "Search chats (Ctrl+K)", "aria-label": "Search chats", oninput: (event) => {
   wanted = event.target.value;
   clearTimeout(typing);
   typing = setTimeout(() => trigger("search", { text: wanted }), 200);
@@ -42,13 +42,28 @@ const picker = make("input", { type: "file", accept: "application/json,.json", h
   if (file) trigger("bring", { text: await file.text() });
 } });
 const list = make("ul", {});
-const fresh = make("button", { type: "button", class: "fresh", onclick: () => { trigger("fresh"); close(); } }, "New chat");
+const begin = () => {
+  trigger("fresh");
+  if (narrow.matches) close();
+  else document.querySelector("#composer textarea").focus();
+};
+const fresh = make("button", { type: "button", class: "fresh", title: "Ctrl+Shift+O", onclick: begin }, "New chat");
 const tools = make("div", { class: "tools" },
   make("button", { type: "button", onclick: () => trigger("export") }, "Export"),
   make("button", { type: "button", onclick: () => picker.click() }, "Import"), picker);
 const removed = make("p", { class: "removed", role: "status", hidden: "" });
 const where = make("p", { class: "where" });
 host.append(fresh, search, list, removed, tools, where);
+document.addEventListener("keydown", (event) => {
+  const { key, shiftKey, ctrlKey, metaKey } = event, pressed = `${shiftKey ? "shift " : ""}${key.toLowerCase()}`;
+  if (!element.isConnected || !(ctrlKey || metaKey) || !document.querySelector("#composer")?.offsetParent) return;
+  if (pressed === "shift o") fresh.click();
+  else if (pressed === "k") {
+    document.querySelector("#chats:not(.open) .toggle-button")?.click();
+    setTimeout(() => search.focus(), 100); // until then the closed list is inert
+  } else return;
+  event.preventDefault();
+});
 
 const UNDO_MS = 20000;
 const offerUndo = ({ text, was_open }) => {

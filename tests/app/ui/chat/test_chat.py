@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +112,7 @@ async def test_an_answer_that_was_cut_off_goes_on_as_another_version() -> None:
     assert engine.requests[-1].prompt.endswith("<user>hello\n<assistant>fine, thanks")
     assert read_text(played.grew[0][-1]["content"]).startswith("fine, thanks")
     assert played.history[1] == answer_message("fine, thanksfine, thanks")
+    assert f"prompt {len(engine.requests[-1].prompt)}, " in played.history[2]["metadata"]["title"]
     assert [turn for turn in (await read(tab, played.thread["id"]))[1] if turn[0]] == [
         ("hello", "fine, thanks"), ("hello", "fine, thanksfine, thanks")
     ]
@@ -187,6 +189,27 @@ async def test_an_attached_file_is_sent_or_refused_before_anything_is_stored(
     *nothing, change = await ask(tab, "", None, str(path))
     assert nothing == [gr.skip()] * 5 and words in change["problem"] and "chats" not in change
     assert len(engine.requests) == 1
+
+
+async def test_an_image_is_refused_if_a_chosen_model_sees_none(tmp_path: Path) -> None:
+    path = tmp_path / "dot.png"
+    path.write_bytes(b"")
+    tab, engine = make_tab()
+    *_, change = await ask(tab, "What is this?", None, str(path))
+    assert "dot.png is an image, and fake sees none" in change["problem"] and engine.requests == []
+    seeing = FakeEngine(sees_images=True)
+    tab.models.find = lambda name: seeing if name == "seeing" else engine  # type: ignore[method-assign, assignment]
+    settings = astuple(Settings(models=["seeing"]))
+    assert "problem" not in (await ask(tab, "What is this?", None, str(path), settings=settings))[5]
+
+
+async def test_a_long_prompt_says_what_is_waited_for() -> None:
+    tab, engine = make_tab()
+    seen: list[str] = []
+    turn = (await ask(tab, "cat " * 100))[4]
+    engine.reply = lambda _: seen.append(read_text(turn.growing[-1]["content"])) or "fine"  # type: ignore[func-returns-value]
+    await play(tab, (None,) * 3 + (turn.thread, turn))
+    assert seen == [f"Reading {len(engine.requests[0].prompt)} tokens …"]
 
 
 async def test_an_empty_message_asks_nothing() -> None:

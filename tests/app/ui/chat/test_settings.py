@@ -29,7 +29,7 @@ def event(value: str) -> Any:
 
 async def test_components_come_in_the_order_of_the_fields() -> None:
     with gr.Blocks():
-        components = build_settings(Settings(), build_model_choice(Settings(), has_choice=True))
+        components = build_settings(Settings(), *build_model_choice(Settings(), has_choice=True))
     values = dataclasses.astuple(Settings())
     assert [component.value for component in components] == list(values)
 
@@ -102,7 +102,7 @@ def test_kept_settings_come_back_and_the_others_stay() -> None:
 async def test_the_preset_on_the_page_is_the_one_of_the_default_prompt() -> None:
     for prompt, preset in ((Settings().system_prompt, "Helpful assistant"), ("", "None"), ("Be a cat.", None)):
         with gr.Blocks() as page:
-            build_settings(Settings(system_prompt=prompt), gr.Dropdown())
+            build_settings(Settings(system_prompt=prompt), gr.Dropdown(), gr.Checkbox())
         presets = [block for block in page.blocks.values() if getattr(block, "label", "") == "System prompt preset"]
         assert [block.value for block in presets] == [preset]
 
