@@ -79,7 +79,7 @@ class BatchRunner:
                 yield update
 
     async def run_again(self, request: gr.Request, order: bool) -> AsyncGenerator[Update, None]:
-        """Extract failed rows again."""
+        """Extract failed rows again, and the rows that a stop has left."""
         session = str(request.session_hash)
         run = self.shown.get(session)
         if run is None or run.is_running:
@@ -216,7 +216,9 @@ class BatchRunner:
         if not batch.records:
             return self._hide_files()
         files, reasons = await asyncio.to_thread(write_files, batch.for_files, batch.document)
-        again = gr.update(visible=bool(batch.counts["failed"]))
+        num_left = batch.num_rows - len(batch.records)
+        words = f"Go on with the other {num_left:,} rows" if num_left else "Run failed rows again"
+        again = gr.update(visible=bool(num_left or batch.counts["failed"]), value=words)
         why = render_note(reasons) if reasons else ""
         return {**dict(zip(self.downloads, files, strict=True)), self.again: again, self.unwritten: why}
 

@@ -180,6 +180,7 @@ class BatchTab(BatchRunner):
             **self._show_table(table, column, batch_id), self.progress: note,
             self.review.panel: gr.update(visible=False),
             **(await self._save(stopped) if stopped else {}),
+            self.again: gr.update(visible=False),
         }
 
     async def open_table(self, opened: Opened, reader: str, request: gr.Request) -> Update:

@@ -396,6 +396,7 @@ async def test_opening_other_files_stops_the_run_first_and_it_draws_nothing_more
     num_updates = len(updates)
     assert all(request.is_aborted for request in engine.requests) and "was stopped" in opened.progress
     assert opened.run["interactive"] is False  # because the files have been deleted
+    assert opened.again["visible"] is False  # the page shows that run no more
     assert opened.stop["visible"] is False and read(opened.jsonl).count(b"\n") == 1
     await first
     assert len(updates) == num_updates
@@ -421,6 +422,20 @@ async def test_a_run_goes_on_without_its_page_and_a_page_loaded_later_shows_it(m
     assert "done in" in (await collect(tab, tab.attach(run_id, REQUEST)))[-1].progress
     for known, request in (("other", LATER), (run_id, make_request("x", owner="you"))):
         assert [update async for update in tab.attach(known, request)] == [gr.skip()]
+
+
+async def test_a_stopped_run_goes_on_with_the_rows_that_are_left(make_tab: MakeTab) -> None:
+    hold = asyncio.Event()
+    tab, engine = make_tab(hold=hold)
+    first, updates = await start_run(tab, engine)
+    await tab.stop(REQUEST)
+    await first
+    assert updates[-1].again == gr.update(visible=True, value="Go on with the other 3 rows")
+    before = tab.shown["abc"].job.id
+    hold.set()
+    last = (await collect(tab, tab.run_again(REQUEST, False)))[-1]
+    assert "<b>4</b> of 4 rows" in last.progress and tab.shown["abc"].job.id == before
+    assert last.again["value"] == "Run failed rows again"
 
 
 async def test_a_second_run_of_a_page_ends_the_first(make_tab: MakeTab) -> None:
