@@ -53,7 +53,7 @@ def make_api(context: ApiContext, roles: Mapping[Role, CatalogueEntry] = Mapping
         known += [route for route in module.router.routes if isinstance(route, Route)]
     refusal = Refusal(known)
     # Without these handlers the page's own 404 would answer, in a format that API clients do not read.
-    for path in (*sorted({route.path for route in known}), "/v1/{path:path}"):
+    for path in (*sorted({route.path for route in known}), "/v1{path:path}"):
         app.router.routes.append(Route(path, refusal, include_in_schema=False))
     app.router.default = refusal
 

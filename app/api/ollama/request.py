@@ -38,6 +38,7 @@ class Options(Fields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_penalty: float | None = None
+    repeat_last_n: Integer | None = None
     num_predict: Integer | None = None
     num_ctx: Integer | None = None
 
@@ -50,6 +51,8 @@ class Options(Fields):
             found["repetition_penalty"] = self.repeat_penalty
         if self.num_predict is not None and self.num_predict >= 0:  # -1 and -2 set no limit
             found["max_tokens"] = self.num_predict
+        if self.repeat_last_n not in (None, -1):
+            warn(f"options.repeat_last_n={self.repeat_last_n}: the penalties count the whole text")
         if self.num_ctx is not None and self.num_ctx > max_model_len:
             warn(f"options.num_ctx={self.num_ctx} is more than this server's {max_model_len} tokens")
         return found

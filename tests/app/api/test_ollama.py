@@ -64,7 +64,7 @@ async def test_generate_uses_the_template_unless_raw(server: Server, client_of: 
 async def test_options_reach_the_engine_and_those_of_the_runner_are_named(server: Server) -> None:
     options = {
         "temperature": 0.5, "num_predict": 3, "seed": 7, "top_k": 9, "top_p": 0.8, "stop": ["x"], "num_ctx": 9999,
-        "repeat_penalty": 1.1, "num_gpu": 4,
+        "repeat_penalty": 1.1, "repeat_last_n": 64, "num_gpu": 4,
     }
     body = {"model": "fake", "messages": USER, "stream": False, "options": options, "keep_alive": "5m"}
     status, headers, reply = await server.ask("/api/chat", "POST", json=body)
@@ -72,7 +72,7 @@ async def test_options_reach_the_engine_and_those_of_the_runner_are_named(server
     assert (status, reply["done_reason"], params.max_tokens, params.seed) == (200, "length", 3, 7)
     assert (params.temperature, params.top_k, params.top_p, params.repetition_penalty) == (0.5, 9, 0.8, 1.1)
     assert list(params.stop) == ["x"]
-    for name in ("keep_alive", "options.num_gpu", "options.num_ctx=9999"):
+    for name in ("keep_alive", "options.num_gpu", "options.num_ctx=9999", "options.repeat_last_n=64"):
         assert name in headers["x-troupe-warning"]
     assert (await server.post("/api/chat", body | {"options": {"num_predict": -1, "seed": -1}}))[0] == 200
     assert server.engine.requests[-1].params.max_tokens is None

@@ -115,7 +115,7 @@ ONLY_TEXT = "this server generates text; it"
         ("POST", "/nothing/else", " for POST"),
         ("POST", "/v1/moderations", f" for POST: {ONLY_TEXT} has no moderation model"),
         ("POST", "/v1/audio/transcriptions", f" for POST: {ONLY_TEXT} has no model for speech"),
-        ("POST", "/v1/filesystem", " for POST"),
+        ("POST", "/v1/filesystem", " for POST"), ("GET", "/v1", " for GET"),
     ],
 )
 async def test_an_unknown_path_error_suggests_the_right_one_or_names_the_missing_feature(
