@@ -15,7 +15,7 @@ from app.ui.extract.tab import ExtractTab
 from app.ui.header import build_header
 from app.ui.lean import make_lean
 from app.ui.models import ModelPanel
-from app.ui.observatory.tab import build_observatory_tab
+from app.ui.observatory.tab import INTRO, build_observatory_tab
 
 # Uploads and downloads: checked every hour, deleted after a day.
 KEEP_FILES_S = (3600, 86400)
@@ -43,6 +43,7 @@ def make_demo(context: ApiContext, chat_context: ApiContext | None = None, pool:
             with gr.Tab("Chat", elem_id="chat-tab"):
                 ChatTab(talker, context.store, choose_settings(talker), pool=pool).build(demo)
             with gr.Tab("Engine", elem_id="engine-tab"):
+                gr.HTML(INTRO, apply_default_css=False)
                 if pool is not None:
                     ModelPanel(pool).build()
                 build_observatory_tab(engine)

@@ -15,15 +15,13 @@ from app.ui.header import STATE_WORDS, RateMeter
 from app.ui.scripts import read_script
 from engine import CatalogueEntry, ConfigError, Engine
 
-INTRO = (
-    '<p class="lead"><b>Models</b> A loaded one can read documents: choose it in Extract and Batch, beside the button. '
-    "In the chat choose it under Settings, Answered by.</p>"
-)
+HINT = "A loaded one is chosen beside the button in Extract and Batch, under Settings in Chat."
 ELSEWHERE = (
     '<p class="hint-line">Others can be chosen here when the server is reachable from its own machine only and has no '
     "API key, or with <code>--models-dir FOLDER</code>.</p>"
 )
 HEADS = ("Model", "State", "Action", "Size", "Context", "Speed", "License")
+MAX_UNFOLDED = 4  # models that are not loaded; more are folded away, so that the drawings stay on the first screen
 
 
 @dataclass
@@ -102,16 +100,24 @@ class ModelPanel:
             model = first.engine.config.model
             self._first_license = next((_license(each) for each in entries if each.model == model), "not stated")
         rows = [self._draw_loaded(first.served_names[0], first.engine, entry=None)]
-        choices = await self.pool.list_choices()
-        for entry in choices.values():
+        others: list[CatalogueEntry] = []
+        for entry in (await self.pool.list_choices()).values():
             context = self.pool.find_loaded(entry)
             if context is not None:
                 rows.append(self._draw_loaded(entry.name, context.engine, entry))
             else:
-                rows.append(self._draw_other(entry))
+                others.append(entry)
+        changing = [each for each in others if self._is_at_work(each) or each.name in self._work]
+        resting = sorted((each for each in others if each not in changing), key=_rank)
+        rows += map(self._draw_other, changing)
         heads = "".join(f'<th scope="col">{head}</th>' for head in HEADS)
-        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-        return INTRO + table + ("" if self.pool.is_open else ELSEWHERE)
+        shown, folded = "".join(rows), "".join(map(self._draw_other, resting))
+        bodies = f"<tbody>{shown}</tbody>{_fold(resting)}<tbody>{folded}</tbody>"
+        return f"<table><thead><tr>{heads}</tr></thead>{bodies}</table>" + ("" if self.pool.is_open else ELSEWHERE)
+
+    def _is_at_work(self, entry: CatalogueEntry) -> bool:
+        work = self._work.get(entry.name)
+        return entry.model in self.pool.slots or (work is not None and not work.task.done())
 
     def _draw_loaded(self, name: str, engine: Engine, entry: CatalogueEntry | None) -> str:
         state = STATE_WORDS.get(engine.state) or ("busy" if engine.stats().num_running else "ready")
@@ -128,8 +134,7 @@ class ModelPanel:
         return _draw_row(name, (badge, button, size, context, f"{rate:,.0f} tok/s", license_))
 
     def _draw_other(self, entry: CatalogueEntry) -> str:
-        work = self._work.get(entry.name)
-        is_at_work = entry.model in self.pool.slots or (work is not None and not work.task.done())
+        work, is_at_work = self._work.get(entry.name), self._is_at_work(entry)
         state = "here" if entry.is_here else "not here"
         if work is not None:
             state = work.describe()
@@ -144,6 +149,22 @@ class ModelPanel:
         size = f"{entry.num_bytes / 2**20:,.0f} MiB"
         context += ", reads images" if "image" in entry.modalities else ""
         return _draw_row(entry.name, (state, button, size, context, "", _license(entry)))
+
+
+def _rank(entry: CatalogueEntry) -> int:
+    """Models that can be loaded at once come first, those that cannot be loaded at all last."""
+    return 2 if entry.problem else int(not entry.is_here)
+
+
+def _fold(resting: list[CatalogueEntry]) -> str:
+    """Return the line above the models that are not loaded, with a button where they are many."""
+    if not resting:
+        return ""
+    num_here = sum(each.is_here for each in resting)
+    words = f"Other models: {num_here} here, {len(resting) - num_here} to fetch"
+    is_folded = len(resting) > MAX_UNFOLDED
+    label = f'<button type="button" aria-expanded="false">{words}</button>' if is_folded else words
+    return f'<tbody class="fold-line"><tr><td colspan="{len(HEADS)}">{label} <span>{HINT}</span></td></tr></tbody>'
 
 
 def _license(entry: CatalogueEntry) -> str:

@@ -88,7 +88,12 @@ def test_a_chosen_model_is_loaded_reads_and_is_marked_when_it_is_ended(two_model
     assert page.get_by_text("The embedded demo model reads short texts").count() == 0
     site.go_to("Engine")
     page.locator('[data-act="end second"]').click()
-    page.locator('[data-act="load second"]').wait_for()
+    page.locator('[data-act="load second"]').wait_for(state="attached")
+    # The drawings are on the first screen; the models that are not loaded are folded away.
+    send = page.locator(".lanes .send")
+    site.wait_for(lambda: send.bounding_box()["y"] + send.bounding_box()["height"] < 700)
+    assert page.get_by_role("button", name="Other models:").is_visible()
+    assert not page.locator('[data-act="load second"]').is_visible()
     site.go_to("Extract")
     site.wait_for(lambda: chooser.input_value() == "Read by second (not loaded)")
     assert verdict.get_by_text("Read by second").is_visible()

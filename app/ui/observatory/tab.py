@@ -16,8 +16,8 @@ from engine import Engine, EngineError, SamplingParams
 NUM_SENT = 12
 PROMPT = "Count from one to a hundred: one, two, three,"
 INTRO = (
-    '<p class="lead">What the engine does at this moment: each request is a lane, each square a block of the cache. '
-    "Everything is drawn from the moment you open this tab.</p>"
+    '<p class="lead"><b>Watch the model work.</b> Each bar is a request, each square a block of its memory of texts '
+    "(the KV cache), drawn live while this tab is open.</p>"
 )
 
 
@@ -37,7 +37,6 @@ def build_observatory_tab(engine: Engine) -> None:
             task.add_done_callback(sending.discard)
         return NUM_SENT
 
-    gr.HTML(INTRO, apply_default_css=False)
     gr.HTML(
         html_template='<div class="observatory"></div>', apply_default_css=False, elem_id="observatory",
         js_on_load=read_script("observatory"), server_functions=[poll, send],

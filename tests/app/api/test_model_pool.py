@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import random
+import re
 import shutil
 import signal
 from collections.abc import AsyncIterator
@@ -405,6 +406,12 @@ async def test_the_page_fetches_loads_and_ends_models(several: Server, monkeypat
     assert ">ready<" in await read_row("fake") and "data-act" not in await read_row("fake")
     assert "77 tokens" in (row := await read_row("a")) and 'data-act="load a"' in row
     assert ">ready<" in (row := await press("load", "a")) and 'data-act="end a"' in row
+    # What is loaded comes first, then what can be loaded at once; the others, being many, are folded away.
+    loaded, others = (await panel.draw()).split('class="fold-line"')
+    assert re.findall('<th scope="row">(.*?)</th>', loaded) == ["fake", "a"] and 'aria-expanded="false"' in others
+    verbs = re.findall('data-act="(load|fetch) ', others)
+    assert verbs == sorted(verbs, reverse=True) and set(verbs) == {"load", "fetch"}
+    assert others.rindex("torn.gguf") > others.rindex("data-act")
     assert 'data-act="load a"' in await press("end", "a")
     assert "could not be loaded: the weights of" in await press("load", "bad")
     assert "torn.gguf" in (row := await read_row("torn.gguf")) and "data-act" not in row
