@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 
 import fastapi
 import gradio as gr
@@ -13,6 +14,7 @@ from app.config import AppConfig
 from app.ui import make_demo, mount_options
 from app.ui.api_hint import CHAT, EXTRACT, find_page_url, make_snippets
 from app.ui.chat.welcome import describe_model
+from app.ui.late import COMPONENTS, LIBRARIES, write_modules
 from app.ui.theme import STYLE_SHEET
 from engine import EngineConfig
 from tests.fakes import FakeEngine
@@ -93,7 +95,8 @@ def test_theme_and_style_ask_no_other_host() -> None:
 async def test_the_page_may_load_nothing_from_other_hosts(demo: gr.Blocks) -> None:
     app = gr.mount_gradio_app(fastapi.FastAPI(), demo, path="/", **mount_options(["https://huggingface.co"]))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://page") as client:
-        policy = (await client.get("/theme.css")).headers["content-security-policy"]
+        policy = (await client.get("/")).headers["content-security-policy"]
+        assert "content-security-policy" not in (await client.get("/theme.css")).headers
     sources = {source for part in policy.split("; ") for source in part.split()[1:]}
     assert policy.startswith("default-src 'self'; ")
     assert sources == {"'self'", "'none'", "'unsafe-inline'", "'unsafe-eval'", "data:", "blob:", "https://huggingface.co"}
@@ -144,3 +147,20 @@ def test_the_pages_address_is_the_one_before_the_proxy(headers: dict[str, str], 
     scope = {"type": "http", "path": "/gradio_api/run/predict", "query_string": b"a=b", "headers": raw}
     request = gr.Request(fastapi.Request(scope | {"scheme": "http", "server": ("inside", 7860)}))
     assert find_page_url(request, root_path) == page_url
+
+
+async def test_code_of_other_tabs_comes_after_the_record_and_is_all_there(demo: gr.Blocks) -> None:
+    app = gr.mount_gradio_app(fastapi.FastAPI(), demo, path="/", **mount_options())
+    modules = write_modules()
+    assert len([name for name in modules if name.startswith("Index-")]) == len(COMPONENTS)
+    assert len(modules) == len(COMPONENTS) + len(LIBRARIES) + 2  # CodeMirror and hls.js
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://page") as client:
+        for name in modules:
+            short, whole = [(await client.get(f"/assets/{name}{query}")).text for query in ("", "?whole")]
+            assert len(short) < 4000 < len(whole)
+            assert name.startswith("hls-") != ("document.querySelector" in short)
+            names, all_names = [
+                {each.split(" as ")[-1].strip() for each in re.findall(r"export ?\{(.*)\}", text)[-1].split(",")}
+                for text in (short, whole)
+            ]
+            assert names == all_names
