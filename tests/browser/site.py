@@ -67,6 +67,8 @@ class Site:
         file: Any = {"name": "chats.json", "mimeType": "application/json"}
         file["buffer"] = json.dumps({"chats": [chat]}).encode()
         self.toggle("Chats")
+        # The list that the page opens with would take the place of the one with the imported chat.
+        self.page.locator(".chats li").first.wait_for()
         self.page.get_by_label("Chats to import").set_input_files(files=[file])
         self.page.locator(".chats").get_by_role("button", name="Imported").first.click()
         num_questions = sum(message["role"] == "user" and "metadata" not in message for message in messages)
