@@ -90,7 +90,7 @@ def test_a_chosen_model_is_loaded_reads_and_is_marked_when_it_is_ended(two_model
     page.locator('[data-act="end second"]').click()
     page.locator('[data-act="load second"]').wait_for(state="attached")
     # The drawings are on the first screen; the models that are not loaded are folded away.
-    send = page.locator(".lanes .send")
+    send = page.locator(".charts .send")
     site.wait_for(lambda: send.bounding_box()["y"] + send.bounding_box()["height"] < 700)
     assert page.get_by_role("button", name="Other models:").is_visible()
     assert not page.locator('[data-act="load second"]').is_visible()

@@ -11,8 +11,10 @@ def num_looks(site: Site) -> int:
 
 def test_a_running_request_gets_a_lane_and_blocks(site: Site) -> None:
     site.go_to("Engine")
-    site.page.get_by_role("button", name="Send 12 requests").click(timeout=60_000)
+    send = site.page.get_by_role("button", name="Send 12 requests")
+    send.click()
     site.wait_for(lambda: site.num_running() + site.num_waiting() > 2)
+    send.wait_for()  # again, although their bars are still there
     site.page.get_by_role("img", name="half of").first.wait_for()
     site.go_to("Chat")
     site.make_answers_endless()

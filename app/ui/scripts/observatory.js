@@ -5,7 +5,7 @@ const PHASES = { queued: "queued", prefill: "prefill", decode: "decode", grammar
 host.innerHTML = `
   <div class="tiles"></div>
   <div class="charts">
-    <section class="wide"><h2>Batch lanes</h2><p class="legend phases"></p><div class="plot lanes"></div></section>
+    <section class="wide"><h2>Batch lanes</h2><button type="button" class="send">Send 12 requests</button><p class="legend phases"></p><div class="plot lanes"></div></section>
     <section class="wide"><h2>KV cache blocks</h2><p class="legend kv"></p><canvas class="plot map" role="img" aria-label="KV cache blocks"></canvas></section>
     <section><h2>Time per step</h2><p class="legend"><i class="k-step"></i>whole step <i class="k-gap"></i>Python's part of it</p><div class="plot steps"></div></section>
     <section><h2>Time to first token</h2><p class="legend note"></p><div class="plot ttft"></div></section>
@@ -83,14 +83,14 @@ const drawTiles = (data) => {
   before = now;
 };
 
-host.addEventListener("click", (event) => {
-  const button = event.target.closest?.(".send");
-  if (button) { button.disabled = true; server.send().catch(() => { button.disabled = false; }); }
-});
+at(".send").onclick = ({ target }) => { target.disabled = true; server.send().catch(() => { target.disabled = false; }); };
 const drawLanes = (lanes) => {
   const height = 16, gap = 4, width = 1000;
   const shown = lanes.filter((lane) => lane.segments.at(-1)[2] > -WINDOW_S);
-  if (!shown.length) { if (!at(".lanes .send")) at(".lanes").innerHTML = '<p class="quiet">Nothing runs at the moment. <button type="button" class="send">Send 12 requests</button></p>'; return; }
+  const open = shown.filter((lane) => lane.open).length, send = at(".send");
+  send.hidden = open > 0;
+  if (open) send.disabled = false;
+  if (!shown.length) { at(".lanes").innerHTML = '<p class="quiet">Nothing runs at the moment. Send 12 requests and watch.</p>'; return; }
   const x = (time) => Math.max(0, (1 + time / WINDOW_S) * width);
   const rows = shown.map((lane, row) => {
     const y = row * (height + gap);
@@ -100,7 +100,6 @@ const drawLanes = (lanes) => {
   });
   const total = shown.length * (height + gap);
   const marks = [0, 10, 20].map((time) => `<line class="grid" x1="${x(time - WINDOW_S)}" x2="${x(time - WINDOW_S)}" y1="0" y2="${total}"/>`).join("");
-  const open = shown.filter((lane) => lane.open).length;
   at(".lanes").innerHTML = `<svg viewBox="0 0 ${width} ${total}" preserveAspectRatio="none" style="height:${total}px" role="img" aria-label="${shown.length} requests in the last 30 seconds, ${open} of them still running">${marks}${rows.join("")}</svg><p class="axis"><span>30 s ago</span><span>20 s</span><span>10 s</span><span>now</span></p>`;
 };
 
