@@ -157,7 +157,7 @@ class ExtractSource(ExtractRun):
             yield gr.skip()
             return
         yield {self.sample: ""}
-        async with aclosing(self.run(*asked, request)) as updates:
+        async with aclosing(self.run(*[*asked, request])) as updates:
             async for update in updates:
                 yield update
 

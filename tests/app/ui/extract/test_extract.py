@@ -351,7 +351,10 @@ async def test_a_model_that_is_not_here_any_more_is_named_and_the_others_are_off
     assert said == ["large is not here any more. fake reads from now on."]
 
 
-async def test_a_model_that_is_not_loaded_is_offered_last_and_loaded_when_it_is_chosen_or_asked() -> None:
+async def test_a_model_that_is_not_loaded_is_offered_last_and_loaded_when_it_is_chosen_or_asked(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ApiContext, "warm_up", lambda context: None)  # there is no such folder
     pool = make_pool()
     tab, _ = make_tab(pool=pool)
     pool.keep("extract", CatalogueEntry("other", "/models/other", "folder"))
