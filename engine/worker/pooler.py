@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from engine.core.actor_messages import NewRow
@@ -24,17 +23,12 @@ class _RowPooling:
 
 
 class Pooler:
-    """The rows of a batch whose requests return a pooled vector.
-
-    Args:
-        place: a device with float64, for sums.
-    """
+    """The rows of a batch whose requests return a pooled vector."""
 
     def __init__(
         self, compute_logits: Callable[[Tensor, StepAdapters | None], Tensor],
-        classify: Callable[[Tensor], Tensor] | None, place: torch.device,
+        classify: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self._place = place
         self._compute_logits = compute_logits
         self._classify = classify
         self.rows: dict[int, _RowPooling] = {}
@@ -58,7 +52,7 @@ class Pooler:
             part = hidden[first : first + count]
             is_end = start + count == state.num_prompt_tokens
             if state.pooling.kind == "mean":
-                total = part.to(self._place).double().sum(dim=0)
+                total = part.double().sum(dim=0)
                 state.total = total if start == 0 or state.total is None else state.total + total
                 if is_end:
                     found[index] = (state.total / state.num_prompt_tokens).float()
