@@ -19,6 +19,7 @@ from engine.errors import ConfigError
 from engine.host_memory import measure_host_memory
 from engine.kv_transfer_config import SHARED_MEMORY, TCP
 from engine.transfer.block_server import BlockServer
+from kernels.cpu import count_cores
 
 SharedStore = BlockServer | BinaryIO  # of KV blocks, which the front has opened for its cores
 
@@ -93,8 +94,7 @@ def place_processes(config: EngineConfig, num_devices: int) -> list[ProcessConne
     """Divide the CUDA devices, or the cores of the CPU, among the replicas."""
     num_replicas = config.data_parallel_size - config.num_remote_replicas
     if not num_devices and config.num_threads is None and num_replicas > 1:
-        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        config = replace(config, num_threads=max(1, num_cores // num_replicas))
+        config = replace(config, num_threads=max(1, count_cores() // num_replicas))
     visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
     devices = visible if len(visible) == num_devices else [str(index) for index in range(num_devices)]
     num_ranks = config.ranks_per_node

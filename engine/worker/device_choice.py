@@ -6,7 +6,6 @@ probe_device ─▶ DeviceFacts ─▶ choose_worker_config ─▶ WorkerConfig 
 from __future__ import annotations
 
 import logging
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from engine.model import ModelConfig
 from engine.model.implementation import TransformersConfig
 from engine.model.weight_memory import count_parameters
 from engine.resolved_config import WorkerConfig
-from kernels.cpu import NativeBuild
+from kernels.cpu import NativeBuild, count_cores
 from kernels.cpu.build import read_cpu_flags
 from kernels.ops import PIECE_SLOTS
 from kernels.triton_support import MIN_CAPABILITY, find_triton_gap
@@ -53,11 +52,10 @@ def probe_device(device: str) -> DeviceFacts:
     kind = ("cuda" if has_cuda else "cpu") if device == "auto" else device
     if kind == "cuda" and not has_cuda:
         raise ConfigError("device='cuda': no CUDA device is visible to torch; use --device cpu, or auto")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     capability = torch.cuda.get_device_capability() if kind == "cuda" else (0, 0)
     idle_gpu = "" if has_cuda or device == "cpu" else _explain_idle_gpu(NVIDIA_DRIVER)
     bfloat16_gap = _find_bfloat16_gap() if kind == "cpu" else ""
-    return DeviceFacts(kind, capability, find_triton_gap(), cores, bfloat16_gap, idle_gpu)
+    return DeviceFacts(kind, capability, find_triton_gap(), count_cores(), bfloat16_gap, idle_gpu)
 
 
 def _find_bfloat16_gap() -> str:
