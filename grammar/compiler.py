@@ -23,7 +23,7 @@ from .engines.by_name import OutlinesBackend, XGrammarBackend
 from .engines.lark import take_schemas
 from .engines.llguidance_backend import Complaint, LLGuidanceBackend, explain_refusal
 from .engines.llguidance_json import join_lark
-from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, naming
+from .errors import GrammarError, InvalidGrammar, UnsupportedGrammar, bounding_depth, naming
 from .json_route import compile_json_schema
 from .limits import GrammarLimits
 from .match.closing_tokens import ClosingTokens
@@ -178,7 +178,8 @@ class GrammarCompiler:
 
     def _compile_as_owner(self, spec: GrammarSpec, future: "Future[CompiledGrammar]") -> CompiledGrammar:
         try:
-            compiled = self._compile_new(spec)
+            with bounding_depth():
+                compiled = self._compile_new(spec)
             if not compiled.program.grammar or compiled.program.checks:
                 # llguidance itself refuses a grammar without a first token.
                 check_first_mask(compiled, self.vocabulary)

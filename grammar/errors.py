@@ -57,6 +57,15 @@ def naming(place: str) -> Iterator[None]:
         raise InvalidGrammar(f"{place}: {error}", pointer) from error
 
 
+@contextmanager
+def bounding_depth() -> Iterator[None]:
+    """Refuse what Python cannot follow: it allows about a thousand calls in each other."""
+    try:
+        yield
+    except RecursionError as error:
+        raise InvalidGrammar("its parts refer to each other in too long a chain; make it shorter") from error
+
+
 def is_panic(error: BaseException) -> bool:
     """Return whether a library written in Rust panicked; its exception is no Exception, and cannot be imported."""
     return type(error).__name__ == "PanicException"

@@ -25,6 +25,7 @@ from .schema.exactness import Gap, Surroundings, find_gaps
 from .schema.node import Node, iterate_children, iterate_nodes
 from .schema.places import PlaceMap
 from .schema.plain import Plain, check_plain, write_strings
+from .schema.property_order import is_large
 from .schema.quotations import Source
 from .schema.reader import read_schema
 from .schema.refusal import MAX_NUM_PROBES, SIGN, Refusal, as_object, locate
@@ -34,9 +35,8 @@ from .schema.weaken import Weakening
 from .spec import GrammarSpec, dump_json
 from .validator import MAX_BACKTRACKS, SchemaValidator, find_slow_text
 
-# Each refusal costs a compile and up to 200 probes.
-MAX_NUM_REFUSALS = 16
-_CONDITION = ("it would apply only under a condition; it can stand below properties, items, allOf, anyOf and $ref")
+MAX_NUM_REFUSALS = 16  # each costs a compile and up to 200 probes
+_CONDITION = "it would apply only under a condition; it can stand below properties, items, allOf, anyOf and $ref"
 # Those of checks that may concern the value of a number.
 _NUMERIC = frozenset(
     [
@@ -164,7 +164,8 @@ class SchemaCompiler:
     def _try(self, is_guided: bool) -> Program | str:
         """Return the program of the schema as it is weakened now, or the complaint."""
         self.weakening.is_guided = is_guided
-        is_in_rules = self.spec.property_order == "any" or self.source is not None
+        is_needed = self.source is not None or any(map(is_large, self.around.nodes))
+        is_in_rules = is_needed or self.spec.property_order == "any"
         lark, impossible = f"start: @{self.name}v0", frozenset[str]()
         while True:
             if is_in_rules:

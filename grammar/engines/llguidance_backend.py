@@ -17,11 +17,10 @@ from ..spec import GrammarSpec
 from ..tags.gbnf_rules import write_gbnf
 from ..xml.lark import make_xml_lark
 from .lark import explain_complaint
-from .llguidance_engines import Complaint, Engines
+from .llguidance_engines import Complaint, Engines, read_error
 from .llguidance_json import HEADER
 from .llguidance_matcher import LLGuidanceMatcher, Template
 
-NOTHING = "NoExtensionBias"  # llguidance's word for a state without a next byte
 MAX_SHOWN = 80  # characters of a pattern in a message
 # Masks of these kinds walk through the vocabulary character by character, so that a program begins apart from others.
 SLOW_KINDS = ("ebnf", "lark")
@@ -39,10 +38,6 @@ class LLGuidanceBackend(Engines):
             return self.compile_text(make_grammar(spec), is_slow=spec.kind in SLOW_KINDS)
         except Complaint as complaint:
             raise explain_refusal(spec, str(complaint)) from complaint
-        except InvalidGrammar as error:
-            if spec.kind == "regex" and NOTHING in str(error):
-                raise InvalidGrammar(f"no text matches the regex {show(spec)}") from error
-            raise
 
     def compile_text(
         self, grammar: str, num_quotable: int = 0, is_slow: bool = False, is_json: bool = False
@@ -67,7 +62,8 @@ class LLGuidanceBackend(Engines):
 
     def find_complaint(self, grammar: str) -> str:
         """Return llguidance's complaint about a grammar, "" when it has none."""
-        return self.make_engine(grammar).get_error()
+        return read_error(self.make_engine(grammar))
+
 
 def explain_refusal(spec: GrammarSpec, message: str) -> GrammarError:
     """Return the error for a spec about which llguidance complains."""

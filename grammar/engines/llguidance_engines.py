@@ -20,6 +20,11 @@ LONG_GRAMMAR = 8192  # characters; longer ones may take 30 ms to compile
 # that each call the next take 100 MB; only what is used of a stack takes memory.
 STACK_BYTES = 512 * 1024**2
 _STACK_LOCK = threading.Lock()
+# llguidance's messages: for a state without a next byte, and for limits.
+NOTHING = "NoExtensionBias"
+TOO_MANY_ITEMS = "Too many items"
+TOO_MANY_SYMBOLS = "grammar.symbols.len() < u16::MAX"
+MAX_NUM_SYMBOLS = 65_525
 # Parts of the vocabulary whose masks llguidance has ready. A part is used whole where a lexeme goes on with its class;
 # > is apart, since free text goes on with any character but the last one of its triggers.
 _PLAIN = r'[^"\\\x00-\x1F\x7F<>\[\]{}]'
@@ -29,6 +34,18 @@ SLICES += [r'[^">\\\x00-\x1F\x7F]+', r'[^"\\\x00-\x1F\x7F]+', r"[^>]+"]
 
 class Complaint(Exception):
     """An error of llguidance about a grammar."""
+
+
+def read_error(engine: LLMatcher) -> str:
+    """Return llguidance's error in terms of the grammar, "" for none."""
+    error = engine.get_error()
+    if TOO_MANY_ITEMS in error:
+        return f"it is too ambiguous: {TOO_MANY_ITEMS.lower()} in a mask; repetitions inside repetitions are one cause"
+    if TOO_MANY_SYMBOLS in error:
+        return f"it is too large: its rules take more than {MAX_NUM_SYMBOLS:,} symbols"
+    if error.startswith("panic"):
+        return "it cannot be read, because of a fault in llguidance"
+    return error.replace(NOTHING, "no text satisfies it").replace("<non-verbose/>", "").strip()
 
 
 class _TokenizerAdapter:

@@ -9,9 +9,8 @@ from llguidance import LLMatcher
 from ..backend import MAX_FORCED_BYTES, Matcher, Usage
 from ..errors import InvalidGrammar
 from ..match.number_bound import NumberBound
-from .llguidance_engines import Complaint, Engines
+from .llguidance_engines import TOO_MANY_ITEMS, Complaint, Engines, read_error
 
-TOO_MANY_ITEMS = "Too many items"  # llguidance's message
 NUM_REPLAYED = 64  # tokens taken again between two masks, which give the lexer new fuel
 
 
@@ -37,7 +36,7 @@ class Template:
         """Make the engine and its first mask: the lexer states of that are made once."""
         self.renew()
         if self.engine.is_error():
-            raise Complaint(self.engine.get_error())
+            raise Complaint(read_error(self.engine))
         time_s, reason = self.engines.compute_mask(self.engine), ""
         if TOO_MANY_ITEMS in self.engine.get_error():
             self.give_more_items()
@@ -45,7 +44,7 @@ class Template:
             if not (reason := self.find_slowness(self.scout)):
                 time_s = self.engines.compute_mask(self.engine)
         if reason or self.engine.is_error():
-            raise InvalidGrammar(f"the grammar allows no first token: {reason or tidy(self.engine.get_error())}")
+            raise InvalidGrammar(f"the grammar allows no first token: {reason or read_error(self.engine)}")
         self.usage.note_mask(time_s)
 
     @property
@@ -78,13 +77,6 @@ class Template:
         return self.engines.make_engine(self.grammar, num_items, self.num_quotable)
 
 
-def tidy(error: str) -> str:
-    """Return llguidance's message about a limit in terms of the grammar."""
-    if TOO_MANY_ITEMS in error:
-        return f"it is too ambiguous: {TOO_MANY_ITEMS.lower()} in a mask; repetitions inside repetitions are one cause"
-    return error.replace("<non-verbose/>", "").strip()
-
-
 class LLGuidanceMatcher(Matcher):
     """Grammar state of one request in llguidance."""
 
@@ -100,7 +92,7 @@ class LLGuidanceMatcher(Matcher):
 
     @property
     def error(self) -> str | None:  # type: ignore[override]
-        return self._failure or (tidy(self.engine.get_error()) if self.engine.is_error() else None)
+        return self._failure or (read_error(self.engine) if self.engine.is_error() else None)
 
     def _fill(self, words: np.ndarray, address: int) -> None:
         # In its error state the engine allows EOS, which would end the text.

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
+from math import ceil, floor
 from typing import Any
 
 from .formats import EXACT_PATTERNS
-from .keywords import Path, map_subschemas
+from .keywords import NUMERIC_BOUNDS, Path, map_subschemas
 from .node import Node, Schema
 from .patterns import make_safe
 from .rules import GROUNDED
@@ -17,6 +19,8 @@ Read = Callable[[Node], dict[str, Any]]
 # Values of `enum` that may be spelt in two ways; doubles this small have no rounding in a range around them.
 MAX_NUM_VALUES = 16
 MAX_NUMBER = 2**40
+MAX_NUM_MULTIPLES = 64
+MAX_NUM_INLINED = 256  # branches of `oneOf` that are written in place of a reference
 _MEMBERS = frozenset(["properties", "patternProperties", "additionalProperties"])
 _BRANCHING = frozenset(["$ref", "allOf", "anyOf", "oneOf"])
 
@@ -38,6 +42,7 @@ class Emitter:
     _names: dict[Node, str] = field(default_factory=dict)
     _pending: list[Node] = field(default_factory=list)
     _inlined: set[Node] = field(default_factory=set)
+    _num_inlined: int = 0
 
     def write(self, root: Schema) -> Json | bool:
         """Return the document of a schema."""
@@ -87,8 +92,10 @@ class Emitter:
         """Return a branch of `oneOf`, in place of a reference alone, with which llguidance compares nothing."""
         keywords = self.read(branch) if isinstance(branch, Node) else {}
         target = keywords.get("$ref")
-        if len(keywords) != 1 or target is None or target in self._inlined | self.impossible:
+        is_full = self._num_inlined >= MAX_NUM_INLINED
+        if is_full or len(keywords) != 1 or target is None or target in self._inlined | self.impossible:
             return self._write_schema(("oneOf", 0), branch)
+        self._num_inlined += 1
         self._inlined.add(target)
         written = self._write_node(target)
         self._inlined.discard(target)
@@ -115,8 +122,32 @@ def adapt_for_llguidance(written: Json) -> None:
         add_pattern(written, EXACT_PATTERNS[written.pop("format")])
     if not _BRANCHING.isdisjoint(written) and not _MEMBERS.isdisjoint(written):
         put_members_first(written)
+    if "multipleOf" in written:
+        list_multiples(written)
     if "enum" in written or "const" in written:
         spell_numbers(written)
+
+
+def list_multiples(written: Json) -> None:
+    """Write few multiples of a fraction as an `enum`.
+
+    llguidance computes the first and last one in doubles, in which 3 * 0.1 is more than 0.3, and between 0.2 and 0.4 it
+    wants two digits, of which the multiples of 0.1 have one.
+    """
+    if written.get("type") != "number" or not {"enum", "const"}.isdisjoint(written):
+        return
+    step = Fraction(str(written["multipleOf"]))
+    bounds = {name: Fraction(str(written[name])) / step for name in NUMERIC_BOUNDS if name in written}
+    firsts = {"minimum": ceil, "exclusiveMinimum": lambda bound: floor(bound) + 1}
+    lasts = {"maximum": floor, "exclusiveMaximum": lambda bound: ceil(bound) - 1}
+    first = max((find(bounds[name]) for name, find in firsts.items() if name in bounds), default=None)
+    last = min((find(bounds[name]) for name, find in lasts.items() if name in bounds), default=None)
+    if step.denominator == 1 or first is None or last is None or not first <= last < first + MAX_NUM_MULTIPLES:
+        return
+    for name in ("multipleOf", *bounds):
+        del written[name]
+    multiples = [step * factor for factor in range(first, last + 1)]
+    written["enum"] = [float(each) if each % 1 else int(each) for each in multiples]
 
 
 def add_pattern(written: Json, pattern: str) -> None:

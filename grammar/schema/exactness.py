@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..regex.text import UnknownSyntax, list_sets
 from .formats import CHECKED_FORMATS
+from .keywords import NUMERIC_BOUNDS
 from .node import Node
 from .patterns import make_safe
 from .rules import GROUNDED
@@ -85,7 +86,6 @@ class Row(NamedTuple):
     verdict: Verdict = "checked"
 
 
-NUMERIC_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 INEXACT = "that cannot be represented exactly as a double"
 PATTERN_REASON = "one of its character classes would match other characters than JSON Schema requires"
 LONG_ESCAPE_REASON = ("it needs a \\uXXXX escape, which is disabled in schemas with open property names")

@@ -43,7 +43,8 @@ def find_guides(node: Node, keyword: str) -> list[Node]:
         for name, demand in value.items():
             then = make(required=demand) if isinstance(demand, list) else demand
             is_known = is_listed(node, {*(demand if isinstance(demand, list) else ())})
-            found.append(guide_condition(node, make(required=[name]), then, True) if is_known else None)
+            condition = make(type="object", required=[name])  # other values have no properties, and no demand
+            found.append(guide_condition(node, condition, then, True) if is_known else None)
     elif keyword == "not":
         found = [guide_integers(node), negate(value, node)]
     elif keyword == "oneOf":

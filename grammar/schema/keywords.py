@@ -16,6 +16,7 @@ SCHEMA_MAP_KEYWORDS = frozenset(
 )
 
 # A keyword asserts nothing about an instance of a type that is not its own.
+NUMERIC_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 TYPES_OF_KEYWORD: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), ("string",)),
     **dict.fromkeys(

@@ -11,12 +11,12 @@ from ..regex.text import ends_in_escape
 from .exactness import LONG_ESCAPED, MAX_BOUND, is_long_escaped
 from .formats import CHECKED_FORMATS, ENGINE_FORMATS, EXACT_PATTERNS
 from .identifiers import is_reference
-from .keywords import ASSERTIONS, STRUCTURE_KEYWORDS, TYPES_OF_KEYWORD
+from .keywords import ASSERTIONS, NUMERIC_BOUNDS, STRUCTURE_KEYWORDS, TYPES_OF_KEYWORD
 from .patterns import make_safe
+from .property_order import MAX_NUM_LISTED
 
 _MEANT = ASSERTIONS | STRUCTURE_KEYWORDS - {"$schema"} | {"x-grounded", "x-guidance"}
 _TYPES = frozenset(["object", "array", "string", "number", "integer", "boolean", "null"])
-_BOUNDS = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 _COUNTS = frozenset(["minLength", "maxLength", "minItems", "maxItems"])
 _DEFINITIONS = ("$defs", "definitions")
 _REFERENCE = {f"#/{place}/": place for place in _DEFINITIONS}
@@ -91,7 +91,8 @@ class _Reading:
             return False
         if "object" in (types or _TYPES) and schema.get("additionalProperties") is not False:
             self.is_open |= bool(schema.get("properties"))
-        if not all(_is_plain(key, schema, types) for key in keys - {"type"}):
+        is_large = len(schema.get("properties") or ()) > MAX_NUM_LISTED
+        if is_large or not all(_is_plain(key, schema, types) for key in keys - {"type"}):
             return False
         self.has_strings |= "format" in keys and schema["format"] not in ENGINE_FORMATS
         if "pattern" in keys:
@@ -142,7 +143,7 @@ def _is_plain(key: str, schema: dict[str, Any], types: set[str]) -> bool:
         case "uniqueItems":
             return value is False
     is_count = isinstance(value, int) and not isinstance(value, bool)
-    return (key in _COUNTS and is_count) or (key in _BOUNDS and is_count and abs(value) < MAX_BOUND)
+    return (key in _COUNTS and is_count) or (key in NUMERIC_BOUNDS and is_count and abs(value) < MAX_BOUND)
 
 
 def _is_plain_value(value: Any, types: set[str]) -> bool:

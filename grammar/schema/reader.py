@@ -10,6 +10,7 @@ from .formats import CHECKED_FORMATS
 from .identifiers import SIGNS, Identifiers
 from .keywords import (
     ASSERTIONS,
+    IN_PLACE_APPLICATORS,
     SCHEMA_KEYWORDS,
     SCHEMA_LIST_KEYWORDS,
     SCHEMA_MAP_KEYWORDS,
@@ -20,10 +21,12 @@ from .keywords import (
     map_subschemas,
     split_pointer,
 )
-from .node import Node, Schema, is_trivial, iterate_nodes, list_applied, list_related
+from .node import Node, Schema, is_trivial, iterate_children, iterate_nodes, list_applied, list_related
 from .rules import GROUNDED, apply_rules
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+# Schemas that apply to one value, each as often as references lead to it: a validator takes 10 ms for so many.
+MAX_NUM_APPLIED = 10_000
 # Dynamic anchor -> pointer of the outermost schema with that anchor among the schemas entered so far.
 Scope = tuple[tuple[str, str], ...]
 
@@ -77,6 +80,7 @@ class _Reader:
             self._expand([target] if isinstance(target, Node) else [])
         if self._references:
             check_loops(root)
+            check_paths(root)
         return root
 
     def _make(self, raw: Any, pointer: str, context: Context) -> Schema:
@@ -216,3 +220,35 @@ def check_loops(root: Schema) -> None:
         found = next(after for after in passing[found] if isinstance(after, Node))
     if found is not None:
         raise UnsupportedGrammar(found.pointer, "$ref", "it refers back to itself without asserting anything")
+
+
+def check_paths(root: Schema) -> None:
+    """Raise UnsupportedGrammar where references apply too many schemas to one value: 40 pairs make 2 ** 40 of them.
+
+    A reference back to a schema that is being counted adds nothing.
+    """
+    numbers: dict[Node, int] = {}
+    for start in iterate_nodes([root]):
+        pending = [start]
+        while pending:
+            node = pending[-1]
+            applied = [] if node.keywords.keys().isdisjoint(IN_PLACE_APPLICATORS) else list_in_place(node)
+            new = [each for each in applied if each not in numbers]
+            if node not in numbers and new:
+                numbers[node] = 0
+                pending += new
+                continue
+            pending.pop()
+            if numbers.get(node, 0) == 0:
+                numbers[node] = 1 + sum(numbers[each] for each in applied)
+            if numbers[node] > MAX_NUM_APPLIED:
+                keyword = next(each for each in node.keywords if each in IN_PLACE_APPLICATORS)
+                raise UnsupportedGrammar(
+                    node.pointer, keyword, f"references apply more than {MAX_NUM_APPLIED} schemas to one value"
+                )
+
+
+def list_in_place(node: Node) -> list[Node]:
+    """Return the nodes that apply to the same value as a node, under a condition or not."""
+    below = [child for path, child in iterate_children(node) if path[0] in IN_PLACE_APPLICATORS]
+    return [each for each in (*below, node.get("$ref")) if isinstance(each, Node)]

@@ -12,11 +12,10 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..engines.lark_rules import LarkRules
 from ..engines.llguidance_json import SEPARATORS, find_pattern, is_flexible
-from ..errors import InvalidGrammar
+from ..errors import InvalidGrammar, UnsupportedGrammar
 from ..regex.text import quote
 from .emit import Emitter, Json, make_schema
 from .guides import make, make_validator
@@ -31,6 +30,7 @@ from .property_order import (
     UNIONS,
     find_ordered,
     fixes_order,
+    is_large,
     is_ordered,
     join_scalars,
     read_types,
@@ -43,7 +43,7 @@ from .refusal import Refusal
 from .rules import GROUNDED
 from .weaken import Weakening
 
-MAX_NUM_RULES = 8_192
+MAX_NUM_RULES = 12_000
 MAX_NUM_ALTERNATIVES = 64
 _WRITTEN_HERE = frozenset(
     ["properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems"]
@@ -98,11 +98,11 @@ class RuleWriter:
         return "\n".join([self._lark.write(start), *([] if self.source is None else [self.source.write()])])
 
     def _needs_rules(self, node: Node) -> bool:
-        return GROUNDED in node.keywords or (self.is_any_order and fixes_order(node))
+        return GROUNDED in node.keywords or is_large(node) or (self.is_any_order and fixes_order(node))
 
     def _new_rule(self, node: Node, body: str = "") -> str:
         if len(self._lark.rules) >= MAX_NUM_RULES:
-            raise Refusal(node, "properties", f"it would take more than {MAX_NUM_RULES} rules")
+            raise UnsupportedGrammar(node.pointer, "properties", f"it would take more than {MAX_NUM_RULES} rules")
         return self._lark.rule(body)
 
     def _write_value(self, nodes: Nodes) -> str | None:
@@ -179,9 +179,9 @@ class RuleWriter:
         is_grounded = any(GROUNDED in node.keywords for node in nodes)
         if is_grounded:
             check_neighbours(nodes)
-        for _, keywords in parts:
+        for node, keywords in parts:
             if "enum" in keywords or "const" in keywords:
-                yield from self._write_listed(keywords.get("enum", [keywords.get("const")]), nodes)
+                yield from self._write_listed(node, nodes)
                 return
         types = set.intersection({"object", "array", *SCALARS}, *(read_types(node) for node, _ in parts))
         for node, keywords in parts:
@@ -216,10 +216,14 @@ class RuleWriter:
         if not self.weakening.is_guide(node):
             raise Refusal(node, keyword, "it cannot be written in rules")
 
-    def _write_listed(self, values: list[Any], nodes: Nodes) -> Iterable[str]:
-        """Yield the ways to write one of some values that all these nodes allow."""
+    def _write_listed(self, lister: Node, nodes: Nodes) -> Iterable[str]:
+        """Yield the ways to write one of the values that a node lists and all these nodes allow."""
+        listed = self.weakening.read(lister)
+        used = "enum" if "enum" in listed else "const"
+        values = listed["enum"] if used == "enum" else [listed["const"]]
+        # To validate each value against the list itself would take quadratic time.
         parts = [
-            {k: v for k, v in self.weakening.read(node).items() if k not in APPLIED}
+            {k: v for k, v in self.weakening.read(node).items() if k not in APPLIED and (node, k) != (lister, used)}
             for node in sort_nodes(nodes)
         ]
         validator = make_validator(make(allOf=[make(**part) for part in parts]))

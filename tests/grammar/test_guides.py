@@ -232,3 +232,10 @@ def test_keywords_left_to_the_checks_still_distinguish_branches(byte_compiler):
     )
     branches = [{"enum": ["a", "b"]}, {"type": "string", "pattern": "^(?!a)"}]
     check_verdicts(byte_compiler, {"oneOf": branches}, ['"a"', '"b"', '"c"'])
+
+
+@pytest.mark.parametrize("order", ["schema", "any"])
+@pytest.mark.parametrize(("keyword", "demand"), [("dependentSchemas", {"type": "null"}), ("dependentRequired", ["b"])])
+def test_a_dependency_demands_nothing_of_what_is_no_object(byte_compiler, keyword, demand, order):
+    schema = {"properties": {"b": {}}, keyword: {"b": demand}}
+    check_verdicts(byte_compiler, schema, ["[1]", '""', "1", "null", "{}", '{"b": 1}'], property_order=order)

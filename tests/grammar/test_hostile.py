@@ -48,9 +48,11 @@ def numbered(count, keyword, form, make_part):
     return json_schema({keyword: {form.format(i): make_part(i) for i in range(count)}})
 
 
-def make_chain(depth):
-    items = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(depth)}
-    return json_schema({"$ref": "#/$defs/d0", "$defs": {**items, f"d{depth}": {"type": "null"}}})
+def make_chain(depth, keyword="items", **options):
+    refs = ({"$ref": f"#/$defs/d{i + 1}"} for i in range(depth))
+    links = {f"d{i}": {keyword: [ref, True] if keyword == "anyOf" else ref} for i, ref in enumerate(refs)}
+    end = {"properties": {"a": {}, "b": {}}}
+    return json_schema({"$ref": "#/$defs/d0", "$defs": {**links, f"d{depth}": end}}, **options)
 
 
 def make_step(number):
@@ -77,13 +79,22 @@ REFUSED = {
         "'patternProperties' at # .* backtracks",
     ),
     "a product of 2 ** 12": (lambda: json_schema(multiply(12)), "too large"),
+    **{
+        f"2 ** 40 paths of {name}": (lambda name=name: json_schema(fan_out(40, name)), "more than 10000 schemas")
+        for name in ("allOf", "anyOf", "oneOf")
+    },
+    "8,000 properties": (lambda: numbered(8_000, "properties", "{}", lambda i: {}), "more than 12000 rules"),
+    "8,000 objects in any order": (
+        lambda: json_schema({"enum": [{"a": i, "b": 1} for i in range(8_000)]}, property_order="any"),
+        "more than 12000 rules",
+    ),
+    "a chain of unions": (lambda: make_chain(2_500, "anyOf", property_order="any"), "too long a chain"),
+    "200,000 letters in a row": (lambda: GrammarSpec.ebnf(f'root ::= "{"a" * 200_000}"'), "more than 65,525 symbols"),
 }
 BOUNDED = {
     "60 levels": lambda: json_schema(nest(60, "items")),
     "60 levels of not": lambda: json_schema(nest(60, "not")),
     "a recursive schema": lambda: json_schema({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
-    "2 ** 25 paths of allOf": lambda: json_schema(fan_out(25, "allOf")),
-    "2 ** 25 paths of anyOf": lambda: json_schema(fan_out(25, "anyOf")),
     "2 ** 25 places": lambda: json_schema(fan_out(25, "properties", **{"not": {"required": ["z"]}})),
     "2 ** 25 sources": lambda: json_schema(fan_out(25, "properties", additionalProperties=QUOTED), source="a b"),
     "an enumeration of 200 kB": lambda: json_schema({"enum": number_texts(9_000)}),
@@ -100,7 +111,7 @@ BOUNDED = {
         {"type": "object", "properties": {"a": {}}, "additionalProperties": False, "minProperties": 10**9}
     ),
     "a number of 400 digits": lambda: json_schema({"minimum": 10**400}),
-    "8,000 references": lambda: numbered(8_000, "properties", "{}", lambda i: {"$ref": "#"}),
+    "5,000 properties": lambda: numbered(5_000, "properties", "{}", lambda i: {}),
     "16,000 rules, each of the next": lambda: GrammarSpec.lark(
         "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(16_000)) + 'a16000: "a"'
     ),

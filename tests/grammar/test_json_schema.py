@@ -254,6 +254,20 @@ def test_an_object_may_have_many_optional_properties(byte_compiler, schema):
     assert all(map(matcher.accept_token, b'{"in": {"p1'))
 
 
+@pytest.mark.parametrize(
+    ("bounds", "good"),
+    [
+        ({"minimum": 0.3, "maximum": 0.3}, ["0.3"]), ({"minimum": 0.2, "maximum": 0.4}, ["0.2", "0.3", "0.4"]),
+        ({"exclusiveMinimum": 0.2, "exclusiveMaximum": 0.35}, ["0.3"]), ({"minimum": 0.95, "maximum": 1}, ["1", "1.0"]),
+    ],
+)
+def test_multiples_of_a_fraction_are_those_in_decimals(byte_compiler, bounds, good):
+    texts = ["0.1", "0.2", "0.25", "0.3", "0.35", "0.4", "0.9", "0.95", "1", "1.0"]
+    schema = {"type": "number", "multipleOf": 0.1, **bounds}
+    check_texts(byte_compiler, schema, good, [text for text in texts if text not in good])
+    assert [text for text in texts if SchemaValidator(schema).is_valid(json.loads(text))] == good
+
+
 WIDE = [
     *({"type": "integer", "enum": [-(2**63)]}, {"type": "integer", "const": -(2**63)}),
     *({"type": "number", "enum": [-(2**63), 5]}, {"type": ["integer", "null"], "enum": [-1e30, None]}),
