@@ -43,6 +43,11 @@ class Site:
         self.page.reload()
         self.complaints.clear()  # as in `open`
 
+    def resize(self, width: int, height: int) -> None:
+        """Give the page a size, and wait until it has it."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.wait_for(lambda: self.page.evaluate("[innerWidth, innerHeight]") == [width, height])
+
     @property
     def composer(self) -> Any:
         return self.page.locator("#composer textarea")

@@ -346,6 +346,7 @@ def test_settings_change_only_when_they_are_set_and_are_there_again_after_a_relo
     preset.click()
     site.page.get_by_role("option", name="Short answers").click()
     site.wait_for(lambda: "one or two sentences" in prompt.input_value())
+    assert site.page.get_by_label("Think first").count() == 0  # its template has no such switch
     site.choose_grammar("regex", "yes|no")
     prompt.fill("Be a cat.")
     preset.click()
@@ -359,18 +360,10 @@ def test_settings_change_only_when_they_are_set_and_are_there_again_after_a_relo
     site.wait_for(lambda: prompt.input_value() == "Be a cat.")
     site.wait_for(lambda: temperature.input_value() == "1.5")
     site.wait_for(lambda: site.page.get_by_label("Grammar: regex").input_value() == "yes|no")
-
-
-def test_a_grammar_that_cannot_be_used_is_explained_and_reasoning_is_folded(site: Site) -> None:
-    site.toggle("Settings")
+    # A grammar that cannot be used is explained.
     site.choose_grammar("JSON schema", '{"type": "array", "$dynamicRef": "#a"}')
     site.ask("Hello!")
     site.page.get_by_text("Unsupported keyword “$dynamicRef” at the root.").wait_for()
-    site.choose_grammar("choice", "<think>a long thought</think>Done.")
-    site.toggle("Settings")
-    ask_and_wait(site, "Hello!", turn=1)
-    site.wait_for(lambda: site.answer.strip() == "Done.")
-    site.page.get_by_text("Reasoning", exact=True).wait_for()
 
 
 def test_html_of_a_question_is_text_and_images_of_other_hosts_are_links_that_nothing_has_loaded(site: Site) -> None:

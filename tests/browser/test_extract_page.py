@@ -100,12 +100,26 @@ def test_a_chosen_model_is_loaded_reads_and_is_marked_when_it_is_ended(two_model
 
 
 @pytest.mark.parametrize("workbench", [(390, 844)], indirect=True)
-def test_on_a_phone_the_first_screen_has_values_and_three_clicks_lead_to_ones_own(workbench: Site) -> None:
+def test_on_a_phone_the_first_screen_has_values_approve_leads_to_marked_ones_and_three_clicks_to_ones_own(
+    workbench: Site,
+) -> None:
     site = workbench
     number, email = (site.page.get_by_role("textbox", name=name, exact=True) for name in ("invoice_number", "email"))
     number.wait_for()
     site.wait_for(lambda: number.input_value() == "7731" and is_on_first_screen(site, number))
     site.page.get_by_role("tab", name="Evidence", selected=True).wait_for()
+    # Approve leads to the marked value that nobody saw, first.
+    site.page.get_by_role("button", name="Look, then approve").click()
+    site.wait_for(lambda: site.page.evaluate("document.activeElement.ariaLabel") == "vendor")
+    site.page.locator("#extract .value").last.focus()
+    place = site.page.get_by_role("button", name="Approve, 9 not opened").bounding_box()
+    assert 0 <= place["y"] < 800  # in sight wherever one reads
+    badge = site.page.locator("#extract .record-status .status-line")
+    assert "please check" in badge.inner_text()
+    site.page.get_by_role("button", name="Approve, 9 not opened").click()
+    badge.get_by_text("approved", exact=True).wait_for()
+    site.page.get_by_role("button", name="No more to check").wait_for()
+    site.page.evaluate("scrollTo(0, 0)")
     site.go_to("Text")
     site.page.get_by_role("textbox", name="Text", exact=True).fill(CONTACT)
     site.page.get_by_role("radio", name="contact").check()
@@ -121,21 +135,6 @@ def is_on_first_screen(site: Site, node: Any) -> bool:
     """Return whether it is in view without scrolling."""
     box = node.bounding_box()
     return bool(site.page.evaluate("scrollY") == 0 and box["y"] + box["height"] <= site.page.viewport_size["height"])
-
-
-@pytest.mark.parametrize("workbench", [(390, 844)], indirect=True)
-def test_approve_first_leads_to_a_marked_value_that_nobody_saw(workbench: Site) -> None:
-    site = workbench
-    site.page.get_by_role("button", name="Look, then approve").click()
-    site.wait_for(lambda: site.page.evaluate("document.activeElement.ariaLabel") == "vendor")
-    site.page.locator("#extract .value").last.focus()
-    place = site.page.get_by_role("button", name="Approve, 9 not opened").bounding_box()
-    assert 0 <= place["y"] < 800  # in sight wherever one reads
-    badge = site.page.locator("#extract .record-status .status-line")
-    assert "please check" in badge.inner_text()
-    site.page.get_by_role("button", name="Approve, 9 not opened").click()
-    badge.get_by_text("approved", exact=True).wait_for()
-    site.page.get_by_role("button", name="No more to check").wait_for()
 
 
 @pytest.mark.parametrize("workbench", [(1280, 480)], indirect=True)
@@ -165,7 +164,19 @@ def test_the_tab_key_and_clicks_into_the_evidence_lead_to_values(workbench: Site
     assert "Oh, " in site.page.get_by_role("textbox", name="Text", exact=True).input_value()[:16]  # at the click
 
 
-def test_the_focus_stays_with_extract_and_a_blank_schema_can_be_undone(workbench: Site) -> None:
+# Returns whether each step of the drag was taken from the browser, and whether the page was outlined meanwhile.
+DRAG = """(target, text) => {
+const dataTransfer = new DataTransfer();
+dataTransfer.items.add(new File([text], "dropped.txt", { type: "text/plain" }));
+return ["dragover", "drop"].map((kind) => {
+  const event = new DragEvent(kind, { bubbles: true, cancelable: true, dataTransfer });
+  target.dispatchEvent(event);
+  return [event.defaultPrevented, document.querySelector("#extract").matches(".dropping")];
+});
+}"""
+
+
+def test_the_focus_stays_with_extract_a_blank_schema_is_undone_and_a_dropped_file_taken(workbench: Site) -> None:
     page = workbench.page
     page.get_by_text("please check").wait_for()
     page.locator("#run").focus()
@@ -179,6 +190,17 @@ def test_the_focus_stays_with_extract_and_a_blank_schema_can_be_undone(workbench
     page.get_by_text("Invoice: 6 fields").wait_for()
     assert page.get_by_role("radio", name="invoice").is_checked()
     page.get_by_text("The text or the schema has changed").wait_for(state="hidden")
+    # A file is taken wherever it is dropped on Extract, and opened nowhere else.
+    text = page.get_by_role("textbox", name="Text", exact=True)
+    for place in (".evidence mark", ".record-side", "#samples"):
+        workbench.go_to("Evidence")
+        assert page.locator(f"#extract {place}").first.evaluate(DRAG, place) == [[True, True], [True, False]]
+        workbench.wait_for(lambda place=place: text.is_visible() and text.input_value() == place)
+        page.locator("#source-name", has_text="dropped.txt").wait_for()
+    workbench.go_to("Chat")
+    assert page.locator("#talk").evaluate(DRAG, "elsewhere") == [[True, False], [True, False]]
+    workbench.go_to("Extract")
+    assert "elsewhere" not in text.input_value()
 
 
 def test_an_approved_record_is_found_again_from_another_page_of_the_browser(workbench: Site) -> None:
@@ -215,7 +237,7 @@ def test_an_approved_record_is_found_again_from_another_page_of_the_browser(work
     site.reload()
     email.wait_for()
     site.wait_for(lambda: email.input_value() == "ada@example.org")
-    site.page.set_viewport_size({"width": 390, "height": 844})
+    site.resize(390, 844)
     menu.wait_for()
     assert site.find_overflow() == []
 
@@ -232,33 +254,6 @@ def test_a_text_that_is_typed_while_the_page_opens_stays(unopened: Site) -> None
     site.page.locator("#source-name", has_text="Your text").wait_for()
     assert text.input_value() == CONTACT
     site.page.get_by_text("The text or the schema has changed").wait_for()
-
-
-# Returns whether each step of the drag was taken from the browser, and whether the page was outlined meanwhile.
-DRAG = """(target, text) => {
-const dataTransfer = new DataTransfer();
-dataTransfer.items.add(new File([text], "dropped.txt", { type: "text/plain" }));
-return ["dragover", "drop"].map((kind) => {
-  const event = new DragEvent(kind, { bubbles: true, cancelable: true, dataTransfer });
-  target.dispatchEvent(event);
-  return [event.defaultPrevented, document.querySelector("#extract").matches(".dropping")];
-});
-}"""
-
-
-def test_a_file_is_taken_wherever_it_is_dropped_on_extract_and_opened_nowhere_else(workbench: Site) -> None:
-    page = workbench.page
-    page.get_by_text("please check").wait_for()
-    text = page.get_by_role("textbox", name="Text", exact=True)
-    for place in (".evidence mark", ".record-side", "#samples"):
-        workbench.go_to("Evidence")
-        assert page.locator(f"#extract {place}").first.evaluate(DRAG, place) == [[True, True], [True, False]]
-        workbench.wait_for(lambda place=place: text.is_visible() and text.input_value() == place)
-        page.locator("#source-name", has_text="dropped.txt").wait_for()
-    workbench.go_to("Chat")
-    assert page.locator("#talk").evaluate(DRAG, "elsewhere") == [[True, False], [True, False]]
-    workbench.go_to("Extract")
-    assert "elsewhere" not in text.input_value()
 
 
 def test_a_value_and_its_evidence_light_up_and_say_why(site: Site) -> None:

@@ -47,14 +47,21 @@ def test_on_a_phone_nothing_overflows_and_the_buttons_of_the_panels_cover_nothin
     phone.figures.nth(1).wait_for()
 
 
-def test_the_list_of_chats_is_open_on_a_wide_screen_until_it_is_closed(chromium: Any, base_url: str) -> None:
-    context = chromium.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-    site = Site(context.new_page(), base_url)
+def test_a_wide_screen_is_filled_and_has_the_list_of_chats_until_it_is_closed(unopened: Site) -> None:
+    site = unopened
+    site.resize(1280, 800)
     site.open()
     site.page.get_by_role("button", name="New chat").wait_for()
     assert site.find_overflow() == []
     chats = site.page.get_by_role("button", name="Chats", exact=True)
     site.wait_for(lambda: chats.get_attribute("aria-expanded") == "true")
+    box, strip = site.page.locator("#composer").bounding_box(), site.page.locator(".strip")
+    assert 740 < box["y"] + box["height"] <= 800
+    assert site.page.evaluate("document.documentElement.scrollHeight") <= 800
+    assert "demo_model" in strip.inner_text() and "ready" in strip.inner_text()
+    site.ask("Hello!")
+    site.wait_for(lambda: not strip.inner_text().endswith("\n0 tok/s") and " 0 tok/s" not in strip.inner_text())
+    site.figures.wait_for()
     site.toggle("Chats")
     site.reload()
     site.composer.wait_for()
@@ -66,23 +73,17 @@ def test_the_list_of_chats_is_open_on_a_wide_screen_until_it_is_closed(chromium:
     site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] < 40, 20)
     site.go_to("Chat")
     site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] > 200, 20)
-    site.page.set_viewport_size({"width": 720, "height": 800})
+    site.resize(720, 800)
     site.wait_for(lambda: chats.get_attribute("aria-expanded") == "false")
     site.go_to("Engine")
-    for width, num_columns in ((1280, 8), (1024, 4), (720, 4), (390, 2)):  # no row of tiles is shorter than another
-        site.page.set_viewport_size({"width": width, "height": 800})
+
+    def count_columns() -> list[int]:
         tops = site.page.locator(".tile").evaluate_all("(tiles) => tiles.map((tile) => tile.offsetTop)")
-        assert [tops.count(top) for top in sorted(set(tops))] == [num_columns] * (8 // num_columns)
-    context.close()
+        return [tops.count(top) for top in sorted(set(tops))]
 
-
-def test_the_chat_fills_the_window_and_the_strip_is_live(site: Site) -> None:
-    box, strip = site.page.locator("#composer").bounding_box(), site.page.locator(".strip")
-    assert 740 < box["y"] + box["height"] <= 800
-    assert site.page.evaluate("document.documentElement.scrollHeight") <= 800
-    assert "demo_model" in strip.inner_text() and "ready" in strip.inner_text()
-    site.ask("Hello!")
-    site.wait_for(lambda: not strip.inner_text().endswith("\n0 tok/s") and " 0 tok/s" not in strip.inner_text())
+    for width, num_columns in ((1280, 8), (1024, 4), (720, 4), (390, 2)):  # no row of tiles is shorter than another
+        site.resize(width, 800)
+        site.wait_for(lambda count=num_columns: count_columns() == [count] * (8 // count))
 
 
 @pytest.fixture
