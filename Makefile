@@ -85,7 +85,7 @@ space: $(VENV)/.installed
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.soak --seed $(SEED) $(SOAK)
 	$(BIN)/python -m pytest -n $(WORKERS) -m soak
-	TESTS_THOROUGH=1 $(BIN)/python -m pytest -n $(WORKERS) tests/grammar tests/app/test_linear_time.py
+	TESTS_THOROUGH=1 $(BIN)/python -m pytest -n $(WORKERS) tests/grammar tests/app/test_linear_time.py tests/engine/worker/test_drafts.py
 
 clean:
 	rm -rf $(VENV)

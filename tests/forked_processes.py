@@ -61,7 +61,8 @@ class ForkServer:
         values = [f"{name}={value}" for name, value in os.environ.items()]
         if environment is not None:
             values = [os.fsdecode(each) for each in environment]
-        request = {"args": args[2:], "environment": values, "numbers": [*given]}
+        ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        request = {"args": args[2:], "environment": values, "numbers": [*given], "ignores_interrupts": ignores}
         with self._lock:
             connection = self._connect()
             libc = ctypes.CDLL(None)
@@ -118,7 +119,8 @@ def become(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
         sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         os.environ.clear()
         os.environ.update(each.split("=", 1) for each in request["environment"])
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        ignores = request["ignores_interrupts"]
+        signal.signal(signal.SIGINT, signal.SIG_IGN if ignores else signal.default_int_handler)
         sys.argv = request["args"]
         set_title("\0".join([sys.executable, "-m", *sys.argv]))
         try:

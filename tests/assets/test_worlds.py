@@ -28,7 +28,7 @@ def test_documents_hold_every_free_string_of_their_record() -> None:
                 assert value in document.text, (value, document.text)
 
 
-@pytest.mark.parametrize("num_questions", [0, 2])
+@pytest.mark.parametrize("num_questions", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_document_holds_every_known_value_and_nothing_of_the_absent_fields(num_questions: int) -> None:
     rng, num_known, num_absent = Random(31), 0, 0
     for lines in read_worlds().values():
@@ -47,6 +47,7 @@ def test_a_document_holds_every_known_value_and_nothing_of_the_absent_fields(num
     assert num_absent > 200
 
 
+@pytest.mark.soak
 def test_a_field_may_be_null_when_its_text_is_silent_and_when_it_is_not() -> None:
     rng, counts = Random(41), Counter[tuple[str, bool]]()
     for _ in range(800):
@@ -58,6 +59,7 @@ def test_a_field_may_be_null_when_its_text_is_silent_and_when_it_is_not() -> Non
         assert 0.2 < share < 0.6, (kind, share)
 
 
+@pytest.mark.soak
 def test_every_document_behind_one_schema_answers_its_questions() -> None:
     rng, num_answers = Random(43), 0
     things = {
@@ -92,6 +94,7 @@ def test_a_statement_of_yes_or_no_names_its_thing_and_says_both_equally_often() 
     assert all(len(found) > 1200 for found in texts.values())
 
 
+@pytest.mark.soak
 def test_documents_of_one_scene_share_a_schema_and_differ() -> None:
     rng, several = Random(23), 0
     for _ in range(300):

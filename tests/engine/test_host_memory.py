@@ -128,12 +128,12 @@ def count_file_pages() -> int:
 
 MIXED_BLOCKS = """
 import ctypes, sys
-from engine.host_memory import map_large_blocks
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
 if sys.argv[1] == "mapped":
+    from engine.host_memory import map_large_blocks
     map_large_blocks()
 libc.free(libc.malloc(30 * 2**20))  # after this, glibc by itself maps no block up to 30 MiB
 large = []

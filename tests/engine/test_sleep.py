@@ -76,7 +76,9 @@ async def test_after_a_sleep_every_answer_is_the_same(make_config: MakeConfig, l
         assert (stats.num_free_blocks, stats.num_restarts) == (stats.num_blocks, 0)
 
 
-@pytest.mark.parametrize(("backend", "level"), [("native", 1), ("native", 2), ("sdpa", 1)])
+@pytest.mark.parametrize(
+    ("backend", "level"), [("native", 1), ("native", 2), pytest.param("sdpa", 1, marks=pytest.mark.soak)]
+)
 async def test_a_sleeping_engine_has_no_cache_and_no_threads(
     make_config: MakeConfig, backend: Any, level: int
 ) -> None:

@@ -51,7 +51,7 @@ def make_spec(schema: Any, **options: Any) -> GrammarSpec | None:
     [{"whitespace": "spaced"}, {"property_order": "any", "whitespace": "compact"}, {"whitespace": "any"}],
     ids=lambda options: "-".join(options.values()),
 )
-@settings(SETTINGS, max_examples=150)
+@settings(SETTINGS, max_examples=choose_count(60, 150))
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_what_a_schema_allows_is_valid_and_what_it_refuses_is_named(merged_compiler, options, schema, seed):
     spec = make_spec(schema, **options)
@@ -126,7 +126,7 @@ def test_masks_along_a_walk_are_those_of_a_matcher_that_tries_every_token(merged
     compiled = merged_compiler.compile(GrammarSpec.json_schema(CHECKED[name]))
     assert is_checked(compiled)
     num_cleared = 0
-    for seed in range(12):
+    for seed in range(choose_count(5, 12)):
         rng = random.Random(seed)
         matcher, reference = compiled.matcher(), compiled.matcher()
         assert isinstance(matcher, ResidualMatcher)

@@ -128,6 +128,8 @@ BOUNDED = {
     "multiples that meet": lambda: json_schema({"allOf": [{"multipleOf": n} for n in (9973, 9967, 9949)]}),
     "look-ahead that excludes everything": lambda: string(pattern="^(?=(a|aa)+$)(a+)+b$"),
 }
+# It takes seconds.
+SLOWEST = ("400 classes in a row, xgrammar",)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -139,7 +141,9 @@ def test_what_exceeds_a_limit_is_refused_by_name(merged_compiler, name):
     assert time.process_time() - start < MAX_SECONDS
 
 
-@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak) if name in SLOWEST else name for name in BOUNDED]
+)
 def test_what_looks_large_is_compiled_and_walked_within_the_limits_or_refused(merged_compiler, name):
     start = time.process_time()
     try:

@@ -143,6 +143,7 @@ def test_texts_are_the_same_alone_together_and_from_the_cache(llm: LLM) -> None:
     assert alone[0].num_cached_tokens
 
 
+@pytest.mark.soak
 def test_drafts_and_chunks_change_no_text(smollm2: Path, llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
     prompts = [prompt * 12 for prompt in PROMPTS]

@@ -106,25 +106,13 @@ def test_any_order_of_events_keeps_blocks_and_tokens_right(
         assert house.scored[name] == ([] if request.params.logprobs is None else got)
 
 
-@pytest.mark.parametrize(
-    ("num_blocks", "window", "narrower", "has_drafts"),
-    [(60, None, [], False), (45, 10, [], True), (60, None, [10, 10], True)],
-)
-def test_random_requests_leave_no_block_behind(
-    num_blocks: int, window: int | None, narrower: list[int], has_drafts: bool
-) -> None:
+def test_hundreds_of_requests_with_drafts_leave_no_block_behind() -> None:
+    """The answers of grammars come late as well, some when their request is gone."""
     chance = random.Random(7)
-    proposer = RandomProposer(chance, window) if has_drafts else None
-    house = SchedulerHarness(
-        num_blocks,
-        proposer=proposer,
-        window=window,
-        narrower=narrower,
-        max_num_seqs=16,
-        max_num_batched_tokens=64,
-    )
+    proposer = RandomProposer(chance, None)
+    house = SchedulerHarness(60, proposer=proposer, narrower=[10, 10], max_num_seqs=16, max_num_batched_tokens=64)
     stems = [chance.choices(range(90), k=40) for _ in range(5)]
-    for number in range(600):
+    for number in range(400):
         prompt, length = make_prompt(chance, stems), chance.randrange(1, 12)
         house.add(make_request(f"r{number}", prompt, length, gated=number % 5 == 0))
         for _ in range(6):
@@ -133,9 +121,9 @@ def test_random_requests_leave_no_block_behind(
             house.abort(f"r{chance.randrange(number + 1)}")
     house.run(chance, limit=10**6)
     assert house.kv_cache.pool.num_free == house.kv_cache.pool.num_usable
-    assert [len(ends) for ends in house.ended.values()] == [1] * 600
+    assert [len(ends) for ends in house.ended.values()] == [1] * 400
     assert house.scheduler.state.num_preemptions > 0
-    assert (house.worker.num_kept_drafts > 300) == has_drafts
+    assert house.worker.num_kept_drafts > 200
 
 
 def walk_running(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:

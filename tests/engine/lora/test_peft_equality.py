@@ -91,7 +91,9 @@ def test_what_latent_attention_does_not_do_is_refused_at_start(tmp_path: Path) -
         LLM(str(twin.checkpoint), kv_cache_dtype="int8", **options)
 
 
-@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16", "quantization": "int8"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"dtype": "bfloat16", "quantization": "int8"}, marks=pytest.mark.soak)], ids=str
+)
 def test_texts_of_eight_adapters_in_one_batch_are_those_of_each_alone(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:

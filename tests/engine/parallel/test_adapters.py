@@ -92,7 +92,10 @@ def make_prompts() -> dict[str, list[int]]:
     return {kind: make_prompt(9 + 5 * at, at) for at, kind in enumerate([*KINDS, "base"])}
 
 
-@pytest.mark.parametrize("name", MODELS)
+SOAK = ("fused matrices", "interleaved heads, parallel MLP")
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.soak] * (each in SOAK)) for each in MODELS])
 def test_logits_of_a_mixed_batch_are_those_of_peft_and_the_bits_of_one_rank(name: str, tmp_path: Path) -> None:
     family, overrides = MODELS[name]
     twin = PeftTwin(family, tmp_path, **EIGHTHS | overrides)

@@ -37,7 +37,9 @@ def run_node(config: EngineConfig, settings: dict[str, Any]) -> Iterator[subproc
     flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "app", "serve", "--model", config.model, "--node-rank", "1", *flags]
     # As in a script's background: the process starts with SIGINT ignored.
-    node = subprocess.Popen(["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *command])
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    node = subprocess.Popen(command)
+    signal.signal(signal.SIGINT, before)
     try:
         yield node
     finally:

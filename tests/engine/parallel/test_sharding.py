@@ -127,7 +127,10 @@ def test_quantized_ranks_have_the_bits_of_one_rank(quantization: str, family: st
         assert torch.equal(run_ranks(size, partial(compute_logits, folder, quantization))[0], one)
 
 
-@pytest.mark.parametrize("method", FORMATS)
+# A format of grouped codes, and one of bytes; `make soak` covers the others.
+@pytest.mark.parametrize(
+    "method", [each if each in ("gptq", "fp8") else pytest.param(each, marks=pytest.mark.soak) for each in FORMATS]
+)
 def test_ranks_keep_the_codes_of_their_parts(method: str, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"moe_intermediate_size": 256, "mlp_only_layers": [0], "head_dim": 64}
     _, decoded = write_checkpoint(tmp_path, method, "qwen3_moe", **sizes)

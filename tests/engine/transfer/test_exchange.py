@@ -70,7 +70,8 @@ async def test_a_second_engine_finds_the_blocks_of_the_first(
 
 
 @pytest.mark.parametrize(
-    ("first_size", "second_size", "family"), [(16, 32, "qwen3"), (32, 16, "qwen3"), (16, 32, "qwen3_5")]
+    ("first_size", "second_size", "family"),
+    [pytest.param(16, 32, "qwen3", marks=pytest.mark.soak), (32, 16, "qwen3"), (16, 32, "qwen3_5")],
 )
 async def test_blocks_of_other_sizes_are_exchanged(
     make_config: MakeConfig, tmp_path: Path, first_size: int, second_size: int
@@ -107,7 +108,7 @@ def damage(folder: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("family", [pytest.param("qwen3", marks=pytest.mark.soak), "qwen3_5"])
 async def test_damaged_blocks_are_computed(make_config: MakeConfig, tmp_path: Path) -> None:
     expected = await run_alone(make_config)
     extra = {"kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}

@@ -8,7 +8,8 @@ import pytest
 from engine import LLM, Engine, EngineConfig, SamplingParams
 
 MakeConfig = Callable[..., EngineConfig]
-FAMILIES = pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])  # without and with states
+# A family without states, and one of which some layers have them.
+FAMILIES = pytest.mark.parametrize("family", [pytest.param("qwen3", marks=pytest.mark.soak), "qwen3_5"])
 # Eight conversations of which the cache holds two.
 PROMPTS = [[5 + (number * 37 + at * (number + 3)) % 300 for at in range(100)] for number in range(8)]
 PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True, logprobs=1)

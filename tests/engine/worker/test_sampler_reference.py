@@ -190,8 +190,17 @@ def expect(case: Case, logits: torch.Tensor) -> np.ndarray:
     )
 
 
-@pytest.mark.parametrize("mask", [None, MASK], ids=["free", "masked"])
-@pytest.mark.parametrize("name", PARAMS)
+# Each kind with a mask or without; `make soak` draws with both.
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [
+        pytest.param(
+            name, mask, id=f"{name}-{'free' if mask is None else 'masked'}",
+            marks=[pytest.mark.soak] * ((number + (mask is None)) % 2),
+        )
+        for number, name in enumerate(PARAMS) for mask in (None, MASK)
+    ],
+)
 def test_draws_follow_the_exact_distribution(name: str, mask: np.ndarray | None) -> None:
     logits = make_logits(1, 60, seed=4)[0]
     case = Case(PARAMS[name], seed=77, output=[4, 4, 8, 16], mask=mask)

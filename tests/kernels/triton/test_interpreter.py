@@ -15,10 +15,11 @@ NAMES = ("paged_attention", "self_check", "sampling", "experts", "states", "elem
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(IS_INTERPRETED, reason="this is the process that interprets")
-def test_the_interpreter_agrees_with_the_references() -> None:
+@pytest.mark.parametrize("chosen", ["not soak", pytest.param("soak", marks=pytest.mark.soak)])
+def test_the_interpreter_agrees_with_the_references(chosen: str) -> None:
     paths = [f"tests/kernels/triton/test_{name}.py" for name in NAMES]
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=600", *paths],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=600", "-m", chosen, *paths],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -84,7 +84,7 @@ def test_memory_behind_the_window_may_hold_anything(device: torch.device, window
     assert_equals_reference(tensors, make_tiles(block_n=32), sliding_window=window)
 
 
-@pytest.mark.parametrize("target_programs", [1, 1000])
+@pytest.mark.parametrize("target_programs", [1, pytest.param(1000, marks=pytest.mark.soak)])
 def test_soft_cap_bounds_the_scores(device: torch.device, target_programs: int) -> None:
     tiles = make_tiles(target_programs=target_programs)
     assert_equals_reference(make_paged(FEW, device, head_dim=16), tiles, soft_cap=1.5)
@@ -96,7 +96,9 @@ def test_sinks_take_a_share_of_each_head(device: torch.device) -> None:
     assert_equals_reference(tensors, make_tiles(target_programs=40), sinks=sinks)
 
 
-@pytest.mark.parametrize(("target_programs", "window"), [(1, 70), (40, None), (1000, 70)])
+@pytest.mark.parametrize(
+    ("target_programs", "window"), [(1, 70), pytest.param(40, None, marks=pytest.mark.soak), (1000, 70)]
+)
 def test_long_contexts_are_split(device: torch.device, target_programs: int, window: int | None) -> None:
     tensors = make_paged([(1, 200), (4, 97), (1, 31), (1, 33)], device, head_dim=16)
     assert_equals_reference(tensors, make_tiles(target_programs=target_programs), sliding_window=window)
