@@ -130,11 +130,11 @@ def workbench(request: pytest.FixtureRequest, desk: Any, base_url: str) -> Itera
 
 @pytest.fixture
 def two_models(desk: Any, tmp_path: Path) -> Iterator[Site]:
-    """A desktop page of a server that may load the demo model again, as `second`, and lists many models."""
+    """An unopened page of a server that may load the demo model again, as `second`, and lists many models."""
     for name in ("second", "third", "fourth"):
         (tmp_path / name).symlink_to(ROOT / "assets" / "demo_model")
     with run_server("app", "--models-dir", str(tmp_path), "--chat-model", "none") as (_, url):
-        yield from open_site(desk, url)
+        yield from open_site(desk, url, None)
 
 
 @pytest.fixture

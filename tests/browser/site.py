@@ -29,19 +29,20 @@ class Site:
         page.on("request", self._watch)
 
     def open(self, tab: str = "chat") -> None:
-        """Open the page at a tab; at "extract" it extracts an example by itself."""
-        # Pages of one context share what the browser keeps. It is cleared where no script of the app can write it back.
-        self.page.goto(f"{self.base_url}/health")
-        self.page.evaluate("localStorage.clear(), sessionStorage.clear()")
-        self.page.context.clear_cookies()  # the server knows the browser's chats by its cookie
-        self.complaints.clear()  # Gradio's about the streams of a page that was left
+        """Open the app at a tab in a page that is new; at "extract" it extracts an example by itself."""
+        # Pages of one context share what the browser keeps, and the server knows the browser's chats by its cookie.
+        self.page.context.clear_cookies()
+        developer = self.page.context.new_cdp_session(self.page)
+        kept = {"origin": self.base_url, "storageTypes": "local_storage"}
+        developer.send("Storage.clearDataForOrigin", kept)
+        developer.detach()
         self.page.goto(f"{self.base_url}/#{tab}")
         (self.composer if tab == "chat" else self.page.get_by_role("tab", name=tab.title())).first.wait_for()
 
     def reload(self) -> None:
         """Load the page again."""
         self.page.reload()
-        self.complaints.clear()  # as in `open`
+        self.complaints.clear()  # Gradio's about the streams of a page that was left
 
     def resize(self, width: int, height: int) -> None:
         """Give the page a size, and wait until it has it."""

@@ -13,7 +13,7 @@ from tests.browser.site import Site
 from tests.measure import ui_load
 
 FIRST, LAST = 5, 25
-NUM_PAGES, SECONDS, NUM_UPDATES = 8, 4.0, 10
+NUM_PAGES, SECONDS, NUM_UPDATES = 5, 3.0, 10
 ANSWER = "Keys and values lie in **blocks** of 16.\n\n- a list item with `code`\n- another\n\n```\nprint(1)\n```\n"
 # Counts the frames in which the growing text is another one than before, and what changes in the history meanwhile.
 WATCH = """() => {
