@@ -41,7 +41,11 @@ async def serve() -> AsyncIterator[Server]:
 
 
 @pytest.mark.parametrize(
-    ("name", "owner", "method"), [("troupe-executor", Worker, "execute"), ("troupe-grammar", GrammarManager, "open")]
+    ("name", "owner", "method"),
+    [
+        pytest.param("troupe-executor", Worker, "execute", marks=pytest.mark.soak),
+        ("troupe-grammar", GrammarManager, "open"),
+    ],
 )
 async def test_a_thread_that_dies_changes_no_text(
     monkeypatch: pytest.MonkeyPatch, name: str, owner: type, method: str

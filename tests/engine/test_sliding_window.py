@@ -72,9 +72,9 @@ def test_a_prompt_needs_blocks_for_its_chunks_only(family: str, model: PreTraine
 def run(folder: Path, **settings: Any) -> tuple[list[list[int]], int]:
     """Tokens of some requests that share prefixes, and the number of preemptions. Twice, so that the cache has hits."""
     long = [SHARED + make_prompt(length, length) for length in (10, 40, 90)]
-    prompts = long + [make_prompt(length, length) for length in range(20, 30)]
+    prompts = long + [make_prompt(length, length) for length in range(20, 26)]
     params = [
-        SamplingParams(temperature=number % 2, seed=number, max_tokens=70, ignore_eos=True)
+        SamplingParams(temperature=number % 2, seed=number, max_tokens=50, ignore_eos=True)
         for number in range(len(prompts))
     ]
     with LLM(str(folder), skip_tokenizer_init=True, num_threads=1, max_model_len=352, **settings) as llm:

@@ -29,6 +29,7 @@ async def rest(space: Space) -> None:
     await wait_until(lambda: len(space.list_events("scheduled")) == len(space.list_events("released")))
 
 
+@pytest.mark.soak
 async def test_killed_leases_change_no_text_and_visitors_open_them_in_turn(space: Space) -> None:
     visitors = ["ann", "ben", "cleo"]
     writing = [asyncio.ensure_future(space.write(number, LENGTH, name)) for number, name in enumerate(visitors)]

@@ -65,7 +65,9 @@ def answers() -> list[tuple[list[int], list[int]]]:
     return [(prompt, output.outputs[0].token_ids) for prompt, output in zip(ids, outputs, strict=True)]
 
 
-@pytest.mark.parametrize(("name", "slack"), [("draft_model", 0.0), ("eagle", 0.02)])
+@pytest.mark.parametrize(
+    ("name", "slack"), [pytest.param("draft_model", 0.0, marks=pytest.mark.soak), ("eagle", 0.02)]
+)
 def test_as_many_tokens_are_accepted_as_by_a_slow_reference(
     name: str, slack: float, answers: list[tuple[list[int], list[int]]]
 ) -> None:

@@ -89,6 +89,7 @@ TWO = ["deepseek_v3", "qwen3_5_moe"]
 TWO += [pytest.param(each, marks=pytest.mark.soak) for each in FAMILIES if each not in TWO]
 
 
+@pytest.mark.soak  # the mixed requests below do the same with one family
 @pytest.mark.parametrize("family", TWO[:1])
 def test_drafts_of_the_layer_change_no_text(family: str, tmp_path: Path) -> None:
     write_mtp_folder(family, tmp_path)
