@@ -30,7 +30,7 @@ os.environ.setdefault("TROUPE_DATA_DIR", "none")
 # They serve the embedded model alone, whatever else was fetched on this machine.
 os.environ.setdefault("TROUPE_CHAT_MODEL", "none")
 
-LONGEST = ("tests/browser/", "tests/kernels/triton/", "tests/engine/worker/test_decode_graphs.py")
+LONGEST = ("tests/browser/", "tests/kernels/triton/", "tests/engine/worker/test_decode_graphs.py", "tests/real/")
 
 WRAPPER = """#!/bin/sh
 for word do
