@@ -129,12 +129,16 @@ def count_file_pages() -> int:
 MIXED_BLOCKS = """
 import ctypes, sys
 
+def count_mib():
+    return int(open("/proc/self/statm").read().split()[1]) * 4 // 1024
+
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
 if sys.argv[1] == "mapped":
     from engine.host_memory import map_large_blocks
     map_large_blocks()
+before = count_mib()
 libc.free(libc.malloc(30 * 2**20))  # after this, glibc by itself maps no block up to 30 MiB
 large = []
 for _ in range(100):
@@ -143,7 +147,7 @@ for _ in range(100):
     ctypes.memset(libc.malloc(2000), 1, 2000)  # lives on
 for block in large[:-1]:
     libc.free(block)
-print(int(open("/proc/self/statm").read().split()[1]) * 4 // 1024)
+print(count_mib() - before)
 """
 
 
