@@ -228,27 +228,24 @@ def check_paths(root: Schema) -> None:
     A reference back to a schema that is being counted adds nothing.
     """
     numbers: dict[Node, int] = {}
-    for start in iterate_nodes([root]):
-        pending = [start]
-        while pending:
-            node = pending[-1]
-            applied = [] if node.keywords.keys().isdisjoint(IN_PLACE_APPLICATORS) else list_in_place(node)
-            new = [each for each in applied if each not in numbers]
-            if node not in numbers and new:
-                numbers[node] = 0
-                pending += new
-                continue
-            pending.pop()
-            if numbers.get(node, 0) == 0:
-                numbers[node] = 1 + sum(numbers[each] for each in applied)
-            if numbers[node] > MAX_NUM_APPLIED:
-                keyword = next(each for each in node.keywords if each in IN_PLACE_APPLICATORS)
-                raise UnsupportedGrammar(
-                    node.pointer, keyword, f"references apply more than {MAX_NUM_APPLIED} schemas to one value"
-                )
+    # Each node twice: to begin it, and when what it applies has been counted.
+    pending = [(node, False) for node in iterate_nodes([root])]
+    while pending:
+        node, is_counted = pending.pop()
+        if is_counted:
+            numbers[node] = 1 + sum(numbers[each] for each in list_in_place(node))
+        elif node not in numbers:
+            numbers[node] = 0
+            pending += [(node, True), *((each, False) for each in list_in_place(node))]
+        if numbers[node] > MAX_NUM_APPLIED:
+            keyword = next(each for each in node.keywords if each in IN_PLACE_APPLICATORS)
+            reason = f"references apply more than {MAX_NUM_APPLIED} schemas to one value"
+            raise UnsupportedGrammar(node.pointer, keyword, reason)
 
 
 def list_in_place(node: Node) -> list[Node]:
     """Return the nodes that apply to the same value as a node, under a condition or not."""
+    if node.keywords.keys().isdisjoint(IN_PLACE_APPLICATORS):
+        return []
     below = [child for path, child in iterate_children(node) if path[0] in IN_PLACE_APPLICATORS]
     return [each for each in (*below, node.get("$ref")) if isinstance(each, Node)]
