@@ -128,11 +128,10 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class GrammarInfo:
-    """The grammar backend of a request, and how each keyword of its grammar is enforced."""
+    """The grammar backend of a request."""
 
     backend: str
     compile_time_s: float
-    plan: tuple[tuple[str, str, str], ...] = ()  # (JSON pointer, keyword, enforced by)
 
 
 @dataclass(slots=True)

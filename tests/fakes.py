@@ -330,7 +330,7 @@ class FakeEngine:
             metrics=RequestMetrics(1.0, 1.5, 2.0, 3.0),
             grammar=None
             if grammar is None
-            else GrammarInfo("fakegrammar", 0.004, (("", "type", "grammar"),)),
+            else GrammarInfo("fakegrammar", 0.004),
         )
 
     def _read(self, prompt: str | list[int] | Mapping[str, Any]) -> str:

@@ -319,14 +319,11 @@ class Call:
         return found
 
     def describe_grammar(self, choices: Sequence[Choice]) -> Json:
-        """Return the field with the backend of the grammar, its plan if requested, and the check; empty without one."""
+        """Return the field with the backend of the grammar and the check; empty without one."""
         info = choices[0].output.grammar
         if info is None:
             return {}
         described: Json = {"backend": info.backend, "compile_time_ms": round(info.compile_time_s * 1000, 3)}
-        if self.body.return_grammar_plan:
-            names = ("pointer", "keyword", "enforced_by")
-            described["plan"] = [dict(zip(names, entry, strict=True)) for entry in info.plan]
         found = [choice.is_valid for choice in choices]
         return {"structured": described | {"valid": False if False in found else None if None in found else True}}
 

@@ -30,7 +30,7 @@ MESSAGES_HELP = (
 SHARED = frozenset([
     "allowed_token_ids", "bad_words", "cache_salt", "chat_template_kwargs", "frequency_penalty",
     "ignore_eos", "include_reasoning", "include_stop_str_in_output", "logit_bias", "min_p", "min_tokens", "prediction",
-    "presence_penalty", "priority", "repetition_penalty", "request_id", "return_grammar_plan", "seed",
+    "presence_penalty", "priority", "repetition_penalty", "request_id", "seed",
     "skip_special_tokens", "stop_token_ids", "structured_outputs",
 ])
 MAX_PROMPTS = 1024  # as many as choices
@@ -262,9 +262,6 @@ class GenerationFields(Fields):
     kv_transfer_params: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    return_grammar_plan: bool | None = Field(
-        default=None, description="name the enforcer of each keyword of the schema in structured.plan"
-    )
 
     @model_validator(mode="after")
     def check_fields(self) -> Self:

@@ -106,7 +106,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         compiled = None if self._compiler is None else self._compiler.find(spec)
         if compiled is None:
             compiled = await self._compile_in_thread(spec)
-        return compiled, GrammarInfo(compiled.backend, time.monotonic() - start, compiled.plan)
+        return compiled, GrammarInfo(compiled.backend, time.monotonic() - start)
 
     def count_cached(self) -> tuple[int, int]:
         """Return how many grammars the compiler keeps, and how many it has dropped."""
@@ -210,9 +210,7 @@ class GrammarActor(ThreadActor[GrammarInbox | OpenMatcher | ApartMask]):
         compiler = self._build_compiler()
         # The compiler of a large vocabulary takes seconds on a busy machine, which the grammar's time does not include.
         self.post(_tell_begun, begun)
-        compiled = compiler.compile(spec)
-        _ = compiled.plan  # takes milliseconds, so not on the event loop
-        return compiled
+        return compiler.compile(spec)
 
 
 def _tell_begun(begun: asyncio.Future[None]) -> None:
