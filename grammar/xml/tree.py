@@ -11,7 +11,8 @@ CDATA sections and document types are not written.
 """
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 from xml.parsers import expat
 
@@ -169,6 +170,15 @@ def counts_of(particle: Mapping[str, Any]) -> tuple[int, int | None]:
     return least, particle.get("max", max(least, 1))
 
 
+def list_refs(particle: Json) -> Iterator[str]:
+    """Yield the names of the definitions that a particle uses."""
+    if "ref" in particle:
+        yield particle["ref"]
+    for key in ("children", "choice", "sequence"):
+        for child in particle.get(key, ()):
+            yield from list_refs(child)
+
+
 def check_endings(definitions: Mapping[str, Json]) -> None:
     """Refuse a definition that always contains itself."""
     ending: set[str] = set()
@@ -182,7 +192,14 @@ def check_endings(definitions: Mapping[str, Json]) -> None:
             return any(can_end(each) for each in particle["choice"])
         return all(can_end(each) for each in particle.get("sequence") or particle.get("children") or ())
 
-    while more := {name for name, element in definitions.items() if name not in ending and can_end(element)}:
-        ending |= more
+    users: defaultdict[str, set[str]] = defaultdict(set)
+    for name, element in definitions.items():
+        for ref in list_refs(element):
+            users[ref].add(name)
+    pending = {*definitions}
+    while pending:
+        found = {name for name in pending if can_end(definitions[name])}
+        ending |= found
+        pending = set[str]().union(*(users[name] for name in found)) - ending
     for name in definitions.keys() - ending:
         raise InvalidGrammar(f"/definitions/{name} contains itself without end")

@@ -55,6 +55,10 @@ def make_chain(depth, keyword="items", **options):
     return json_schema({"$ref": "#/$defs/d0", "$defs": {**links, f"d{depth}": end}}, **options)
 
 
+def make_element(number):
+    return {"name": "a", "children": [{"ref": f"d{number}"}]}
+
+
 def make_step(number):
     return {"type": "integer", "multipleOf": 9973 - 2 * number}
 
@@ -116,6 +120,9 @@ BOUNDED = {
         "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(16_000)) + 'a16000: "a"'
     ),
     "4,000 references, each to the next": lambda: make_chain(4_000),
+    "3,000 elements, each in the one before": lambda: GrammarSpec.xml(
+        make_element(1), definitions={f"d{i}": make_element(i + 1) for i in range(1, 3_000)} | {"d3000": {"name": "a"}}
+    ),
     "an ambiguous grammar": lambda: GrammarSpec.lark('start: e\ne: e e | "a" | e "a"'),
     "ambiguous GBNF": lambda: GrammarSpec.ebnf('root ::= e\ne ::= e e | [a-z] | e "a" e'),
     "400 classes in a row": lambda: GrammarSpec.ebnf("root ::= (" + "[a-z]+ " * 400 + ")*"),
