@@ -45,7 +45,7 @@ def read_error(engine: LLMatcher) -> str:
         return f"it is too large: its rules take more than {MAX_NUM_SYMBOLS:,} symbols"
     if error.startswith("panic"):
         return "it cannot be read, because of a fault in llguidance"
-    return error.replace(NOTHING, "no text satisfies it").replace("<non-verbose/>", "").strip()
+    return error.replace(NOTHING, "no text satisfies the rest of it").replace("<non-verbose/>", "").strip()
 
 
 class _TokenizerAdapter:

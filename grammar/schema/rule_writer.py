@@ -93,7 +93,7 @@ class RuleWriter:
         """
         self._ordered = find_ordered(root, self.weakening.read, self._needs_rules)
         start = self._write_value(frozenset([root]))
-        if start is None or self._lark.rules.get(start) == self._lark.name(_NEVER):
+        if start is None:
             return ""
         return "\n".join([self._lark.write(start), *([] if self.source is None else [self.source.write()])])
 
@@ -117,6 +117,8 @@ class RuleWriter:
                 check_ways(ways)
             found = [text for each in ways for text in self._write_alternative(each)]
             self._lark.rules[name] = " | ".join(dict.fromkeys(found)) or self._lark.name(_NEVER)
+            if not found:
+                self._names[nodes] = None  # what refers to itself may have used the rule
         return self._names[nodes]
 
     def _leaf(self, node: Node) -> str | None:

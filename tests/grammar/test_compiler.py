@@ -143,7 +143,7 @@ def test_a_spec_that_is_being_compiled_has_a_future_and_no_other(monkeypatch):
         (GrammarSpec.regex("x(a"), r"^the regex cannot be parsed: 'x\(a': unclosed group, at character 2$"),
         (GrammarSpec.regex("[a"), "unclosed character class, at character 1$"),
         (GrammarSpec.regex("a\n(b"), r"unclosed group$"), (GrammarSpec.regex("[a[](b"), r"\(b': unclosed group$"),
-        (GrammarSpec.regex(r"[^\s\S]b"), "^the grammar allows no first token: no text satisfies it$"),
+        (GrammarSpec.regex(r"[^\s\S]b"), "^the grammar allows no first token: no text satisfies the rest of it$"),
     ],
 )
 def test_a_grammar_that_cannot_be_parsed_is_invalid_and_says_why(byte_compiler, spec, message):

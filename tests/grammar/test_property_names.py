@@ -244,3 +244,13 @@ def test_the_order_of_keywords_does_not_decide_which_names_are_open(byte_compile
         ordered |= {"type": "object", "$defs": {"x": {"properties": {"ab": {}}}}}
         texts = ["{}", '{"a": 1}', '{"b": "x", "ac": 2}', '{"a": "x"}', '{"ab": "x"}', '{"c": 1}']
         check_verdicts(byte_compiler, ordered, texts)
+
+
+def test_a_value_that_nothing_satisfies_is_never_begun_in_any_order(byte_compiler):
+    impossible = {"type": "object", "properties": {"a": False, "b": {}}, "required": ["a"]}
+    forced = {"type": "array", "prefixItems": [impossible], "minItems": 1}
+    schema = {"anyOf": [forced, {"type": "object", "properties": {"a": {}, "b": forced}}]}
+    compiled = check_texts(byte_compiler, GrammarSpec.json_schema(schema, property_order="any"), ["{}", '{"a": 1}'])
+    assert allowed_tokens(compiled.matcher(), byte_compiler.vocabulary) == [ord("{")]
+    matcher = compiled.matcher()
+    assert all(map(matcher.accept_token, b'{"b')) and not matcher.accept_token(ord('"'))
