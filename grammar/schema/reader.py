@@ -71,7 +71,9 @@ class _Reader:
         # The list grows during the loop, because targets contain further references.
         for node, context, keyword, ref in self._references:
             target = self._find_target(node, context, keyword, ref)
-            if isinstance(target, Node) and node.keywords["$ref"] is None:
+            if target is node and len(node.keywords) > 1:
+                node.drop("$ref")  # the schema says the same without it
+            elif isinstance(target, Node) and node.keywords["$ref"] is None:
                 node.keywords["$ref"] = target
             else:
                 node.keywords["allOf"] = [*node.get("allOf", ()), target]

@@ -269,3 +269,4 @@ def test_branches_of_one_of_that_refer_to_objects_with_a_discriminator_are_the_e
 def test_a_schema_beside_a_reference_to_itself_is_counted_once(byte_compiler):
     schema = {"$ref": "#", "anyOf": [{"type": "integer"}, {"$ref": "#"}], "$defs": {}}
     check_texts(byte_compiler, schema, ["1"], ['"a"'])
+    check_texts(byte_compiler, {"$ref": "#", "not": {"type": "string"}}, ["1", "{}"], ['"a"'])
