@@ -71,13 +71,16 @@ class _Reader:
         # The list grows during the loop, because targets contain further references.
         for node, context, keyword, ref in self._references:
             target = self._find_target(node, context, keyword, ref)
-            if target is node and len(node.keywords) > 1:
-                node.drop("$ref")  # the schema says the same without it
-            elif isinstance(target, Node) and node.keywords["$ref"] is None:
+            # A second one beside it is a `$dynamicRef`.
+            is_first = node.get("$ref", True) is None
+            if target is node and (len(node.keywords) > 1 or not is_first):
+                if is_first:
+                    node.drop("$ref")  # the schema says the same without it
+            elif isinstance(target, Node) and is_first:
                 node.keywords["$ref"] = target
             else:
                 node.keywords["allOf"] = [*node.get("allOf", ()), target]
-                if node.keywords["$ref"] is None:
+                if is_first:
                     del node.keywords["$ref"]
             self._expand([target] if isinstance(target, Node) else [])
         if self._references:

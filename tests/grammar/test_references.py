@@ -270,3 +270,6 @@ def test_a_schema_beside_a_reference_to_itself_is_counted_once(byte_compiler):
     schema = {"$ref": "#", "anyOf": [{"type": "integer"}, {"$ref": "#"}], "$defs": {}}
     check_texts(byte_compiler, schema, ["1"], ['"a"'])
     check_texts(byte_compiler, {"$ref": "#", "not": {"type": "string"}}, ["1", "{}"], ['"a"'])
+    for references in ({"$ref": "#", "$dynamicRef": "#n"}, {"$dynamicRef": "#n", "$ref": "#"}):
+        both = {**references, "$defs": {"n": {"$dynamicAnchor": "n", "type": "integer"}}}
+        check_texts(byte_compiler, both, ["1"], ['"a"'])
