@@ -63,7 +63,8 @@ def test_the_page_opens_with_a_proof_and_three_clicks_lead_to_a_record_of_ones_o
 
 def test_a_chosen_model_is_loaded_reads_and_is_marked_when_it_is_ended(two_models: Site) -> None:
     site, page = two_models, two_models.page
-    chooser, verdict = page.locator("#extract").get_by_label("Read by"), page.locator("#extract .record-status")
+    chooser = page.locator("#extract").get_by_label("Read by", exact=True)
+    verdict = page.locator("#extract .record-status")
     site.open("extract")
     verdict.get_by_text("Read by demo_model").wait_for()
     chooser.click()
@@ -77,7 +78,7 @@ def test_a_chosen_model_is_loaded_reads_and_is_marked_when_it_is_ended(two_model
     opening.value.set_files(files=[{"name": "orders.csv", "mimeType": "text/csv", "buffer": b"id,note\n1,Ada is 36\n"}])
     page.get_by_role("button", name="In Batch each of its rows becomes a record").click()
     page.get_by_role("columnheader", name="note").wait_for()
-    site.wait_for(lambda: page.locator("#batch").get_by_label("Read by").input_value() == "Read by second")
+    site.wait_for(lambda: page.locator("#batch").get_by_label("Read by", exact=True).input_value() == "Read by second")
     site.go_to("Extract")
     page.locator("#run").click()
     verdict.get_by_text("Read by second").wait_for()
