@@ -248,6 +248,8 @@ class GenerationFields(Fields):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     guided_json: dict[str, Any] | bool | str | None = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(max_length=16384)] | None = None

@@ -176,7 +176,9 @@ def read_constraint(body: GenerationFields, names: Names) -> Constraint | None:
     """
     found = [
         (names.get(param, param), make)
-        for param, make in (*_response_format(body), *_structured_outputs(body.structured_outputs), *_guided(body))
+        for param, make in (
+            *_response_format(body), *_structured_outputs(body.structured_outputs), *_guided(body), *_sglang(body)
+        )
     ]
     if len(found) > 1:
         message = f"a request can have one constraint, not {' and '.join(param for param, _ in found)}"
@@ -269,6 +271,11 @@ def _guided(body: GenerationFields) -> Candidates:
             given["whitespace_pattern"] = body.guided_whitespace_pattern
     asked = StructuredOutputs.model_validate(given | {"backend": body.guided_decoding_backend}) if given else None
     return _structured_outputs(asked, "guided_")
+
+
+def _sglang(body: GenerationFields) -> Candidates:
+    """Return the constraints of SGLang's fields regex and ebnf."""
+    return [(kind, partial(read_spec, kind, text)) for kind in ("regex", "ebnf") if (text := getattr(body, kind))]
 
 
 def _read_spaces(pattern: str, param: str) -> Whitespace:

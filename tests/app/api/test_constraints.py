@@ -47,6 +47,7 @@ def outputs(**fields: Any) -> dict[str, Any]:
         ({"guided_regex": "a+", "guided_decoding_backend": "guidance"}, "regex"),
         ({"guided_choice": ["a"], "guided_decoding_backend": "outlines"}, "choice"),
         ({"guided_grammar": 'root ::= "a"', "guided_decoding_backend": "auto"}, "ebnf"),
+        ({"regex": "a+"}, "regex"), ({"ebnf": 'root ::= "a"'}, "ebnf"),
     ],
 )
 async def test_a_field_becomes_the_grammar_of_its_kind(

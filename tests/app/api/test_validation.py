@@ -51,7 +51,7 @@ WRONG: dict[str, list[Any]] = {
     ],
     "guided_jsonn": [{"type": "object"}], "guided_whitespace_pattern": [" "],
     "guided_decoding_backend": ["lm-format-enforcer"], "structured": [{}], "grammar_file": ["x"],
-    "json_schema": [{"type": "object"}], "ebnf": ["root ::= 'a'"], "tool_choice": ["required"],
+    "json_schema": [{"type": "object"}], "ebnf_file": ["x"], "tool_choice": ["required"],
     "prediction": [
         {"type": "text", "content": "a"}, {"type": "content"}, {"type": "content", "content": ["a"]}, "a",
     ],
