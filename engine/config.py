@@ -17,7 +17,7 @@ from engine.speculative_config import SpeculativeConfig, parse_speculative_confi
 from engine.vllm_words import EXTRA_NAMES, read_settings
 
 # Defaults by device: requests and tokens in one step.
-STEP_LIMITS = {"cpu": (64, 1024), "cuda": (256, 8192)}
+STEP_LIMITS = {"cpu": (64, 1024), "mps": (64, 1024), "cuda": (256, 8192)}
 MIN_KEY_LENGTH = 16
 MAX_IMAGES = 32  # of a request
 # Default of kv_offload_gb with a kv_transfer_config: all transfers pass through host memory

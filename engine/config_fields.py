@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 DEMO_MODEL = str(Path(__file__).resolve().parents[1] / "assets" / "demo_model")
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Device = Literal["auto", "cpu", "cuda"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
 LoadFormat = Literal["auto", "dummy"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 ModelImpl = Literal["auto", "troupe", "transformers"]
@@ -52,7 +52,8 @@ class EngineFields:
         "dtype of the weights; auto: the checkpoint's dtype on CUDA; on CPU bfloat16 if the checkpoint, the "
         "native ops and the processor have it, from 100 million parameters, else float32; with bfloat16 the "
         "start waits for the native ops; without them an output may depend on the batch"] = "auto"
-    device: Annotated[Device, "auto: CUDA if available, else CPU"] = "auto"
+    device: Annotated[Device,
+        "auto: CUDA if available, else CPU; mps: the GPU of a Mac, with torch's ops, not run on a Mac yet"] = "auto"
     attention_backend: Annotated[AttentionBackend,
         "attention implementation; auto: triton on CUDA; on CPU sdpa until the native ops are built"] = "auto"
     quantization: Annotated[Quantization,

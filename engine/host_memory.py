@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 
+import torch
 from torch import Tensor
 
 _MAX_FILE_BYTES = 64 * 2**20  # of mapped files, before their pages are given back
@@ -56,6 +57,13 @@ def measure_host_memory(root: Path = Path("/")) -> tuple[int, int]:
             total = min(total, int(limit))
             free = min(free, max(0, int(limit) - max(0, held)))
     return total, free
+
+
+def measure_unified_memory() -> tuple[int, int]:
+    """Return (total, free) bytes of RAM that Metal lets this process use; the GPU of a Mac has no other memory."""
+    total, free = measure_host_memory()
+    limit = torch.mps.recommended_max_memory()
+    return min(total, limit), max(0, min(free, limit - torch.mps.driver_allocated_memory()))
 
 
 def _measure_machine(root: Path) -> tuple[int, int]:

@@ -40,7 +40,7 @@ class DeviceMemory:
 
 
 def open_device(config: WorkerConfig) -> tuple[torch.device, CudaLink | None, DeviceMemory | None]:
-    """Prepare the device for the calling thread. The CPU has no link, and its memory is estimated."""
+    """Prepare the device for the calling thread. CPU and MPS have no link, and their memory is estimated."""
     device = torch.device(config.device)
     if device.type != "cuda":
         return device, None, None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from engine.errors import ConfigError
-from engine.host_memory import measure_host_memory
+from engine.host_memory import measure_host_memory, measure_unified_memory
 from engine.model.config import ModelConfig
 from engine.model.decoder_layer import DecoderLayer
 from engine.model.implementation import EncoderConfig, TransformersConfig
@@ -112,7 +112,7 @@ def _packed_itemsize(config: ModelConfig, dtype: torch.dtype, quantization: Quan
 def measure_free_bytes(device: torch.device) -> int:
     """Return the bytes available for new tensors on a device."""
     if device.type != "cuda":
-        return measure_host_memory()[1]
+        return (measure_unified_memory if device.type == "mps" else measure_host_memory)()[1]
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + kept
 

@@ -17,7 +17,7 @@ from engine.device.device_memory import DeviceMemory
 from engine.device.kv_cache import DTYPES, choose_kv_dtype, compute_bytes_per_block
 from engine.device.native_swap import NativeSwap
 from engine.errors import ConfigError
-from engine.host_memory import measure_host_memory
+from engine.host_memory import measure_host_memory, measure_unified_memory
 from engine.kv_cache_spec import KVCacheSpec, StateCacheSpec
 from engine.model import ModelConfig
 from engine.parallel.stages import compute_context_cost
@@ -91,7 +91,8 @@ class CacheSizer:
 
     def _share_host(self, step_bytes: int) -> int:
         """Return the cache's bytes: the configured share, at most 80 % of what the largest step leaves free."""
-        total, free = measure_host_memory()
+        measure = measure_unified_memory if self.worker.device == "mps" else measure_host_memory
+        total, free = measure()
         if self.config.kv_cache_memory_bytes is not None:
             return self.config.kv_cache_memory_bytes
         share = self.config.memory_share or HOST_SHARE

@@ -31,13 +31,18 @@ _WITH_BFLOAT16 = (8, 0)
 _WITH_FP8 = (8, 9)
 # On CPU, bfloat16 waits for the native ops; a smaller model is loaded long before a compiler has finished.
 _MIN_PARAMETERS = 100_000_000
+# Settings with the one value that each may have on MPS.
+_ON_MPS = {
+    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "quantization": "none", "kv_cache_dtype": "auto",
+    "kv_offload_gb": 0.0, "kv_transfer_config": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
     """Properties of a device that the choices depend on."""
 
-    kind: str  # cpu or cuda
+    kind: str  # cpu, cuda or mps
     capability: tuple[int, int] = (0, 0)  # compute capability of a CUDA device
     triton_gap: str = ""  # why triton cannot be used; empty if it can
     num_cores: int = 1
@@ -52,6 +57,12 @@ def probe_device(device: str) -> DeviceFacts:
     kind = ("cuda" if has_cuda else "cpu") if device == "auto" else device
     if kind == "cuda" and not has_cuda:
         raise ConfigError("device='cuda': no CUDA device is visible to torch; use --device cpu, or auto")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        why = "no GPU that Metal can use" if torch.backends.mps.is_built() else "no MPS in it"
+        raise ConfigError(
+            f"device='mps': torch {torch.__version__} has {why}; it needs macOS on Apple silicon and torch's build for "
+            "it; use --device cpu, or auto"
+        )
     capability = torch.cuda.get_device_capability() if kind == "cuda" else (0, 0)
     idle_gpu = "" if has_cuda or device == "cpu" else _explain_idle_gpu(NVIDIA_DRIVER)
     bfloat16_gap = _find_bfloat16_gap() if kind == "cpu" else ""
@@ -92,6 +103,8 @@ def choose_worker_config(
         ConfigError: the device does not support a setting; the message names an alternative.
     """
     notices: list[str] = [facts.idle_gpu] if facts.idle_gpu else []
+    if facts.kind == "mps":
+        _check_mps(config)
     dtype = _choose_dtype(config, model_config, facts, notices)
     backend = _choose_backend(config, facts, notices)
     _check_quantization(config, dtype, backend, facts)
@@ -186,6 +199,19 @@ def _choose_backend(config: EngineConfig, facts: DeviceFacts, notices: list[str]
     why = facts.triton_gap or "this GPU is older than compute capability 8.0"
     notices.append(f"attention_backend sdpa, because {why}; CUDA graphs are disabled")
     return "sdpa"
+
+
+def _check_mps(config: EngineConfig) -> None:
+    """Refuse what torch's ops do not do on the GPU of a Mac, or what its shared memory makes useless."""
+    for name, neutral in _ON_MPS.items():
+        if (value := getattr(config, name)) != neutral:
+            raise ConfigError(f"{name}={value!r} does not work with device='mps'; use {neutral!r}, or --device cpu")
+    speculative = config.read_speculative()
+    if speculative is not None and speculative.device_method is not None:
+        raise ConfigError(
+            f"speculative_config: method={speculative.device_method!r} does not work with device='mps'; use ngram or "
+            "suffix, or --device cpu"
+        )
 
 
 def _check_cache_dtype(config: EngineConfig, facts: DeviceFacts) -> None:

@@ -26,6 +26,7 @@ from engine.core.actor_messages import NewRow, StepDone, StepMasks, StepPlan
 from engine.device.cuda_link import CudaLink
 from engine.device.device_link import PendingStep, wait_for
 from engine.model import Model
+from engine.model.adapters import StepAdapters
 from engine.parallel.leader import LeaderDecoder, StagedHidden
 from engine.spec.device.drafter import Drafter
 from engine.worker.input_batch import InputBatch, ModelInput, StepPlace
@@ -45,7 +46,8 @@ class ModelRunner:
     """Runs steps on one model; not thread-safe, one thread owns it.
 
     Args:
-        link: copies results back from the device; None: on the CPU they are there at once.
+        state: on the device where tokens are drawn.
+        link: copies results back from the device; None: they are there at once, or after a wait (MPS).
         drafter: proposes drafts after a step; it has been started on this batch.
         states: that of them which keeps states; None: the model has none.
         place: of the inputs of steps that `forward` has recorded.
@@ -88,7 +90,7 @@ class ModelRunner:
         self._fresh_rows: set[int] = set()  # rows parked by the last step
         self._late_rows: set[int] = set()  # rows whose last mask was late
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # row -> (prompt length, k)
-        self._pooler = Pooler(model.compute_logits, getattr(model, "classify", None))
+        self._pooler = Pooler(model.compute_logits, getattr(model, "classify", None), state.device)
 
     @property
     def has_stages(self) -> bool:
@@ -185,7 +187,7 @@ class ModelRunner:
         adapters = None if model_input.adapters is None else model_input.adapters.select_head(places)
         last = self._select(hidden, places)
         is_gated = plan.is_gated[live[is_sampled]]
-        logits = self.model.compute_logits(last, adapters)
+        logits = self._compute_logits(last, adapters)
         if is_gated.all() and (masks := self.take_masks(plan.step_id, runs.indices)) is not None:
             self._late_rows.difference_update(runs.rows.tolist())
             launched.mask_time_s = masks.time_s
@@ -236,7 +238,7 @@ class ModelRunner:
     def _bring_back(self, launched: LaunchedStep) -> StepDone | PendingStep:
         tensors = launched.list_tensors()
         if self._link is None:
-            return self._finish(launched, list(map(Tensor.numpy, tensors)))
+            return self._finish(launched, [tensor.cpu().numpy() for tensor in tensors])
         return PendingStep(self._link.fetch(tensors), partial(self._finish, launched))
 
     def _finish(self, launched: LaunchedStep, arrays: list[np.ndarray]) -> StepDone:
@@ -350,10 +352,14 @@ class ModelRunner:
             count = min(count, prompt - 1 - start)
             if count > 0:
                 head = None if adapters is None else adapters.select_head(np.arange(first, first + count))
-                logits = self.model.compute_logits(hidden[first : first + count], head)
-                next_ids = self.batch.token_ids(row, start + 1, start + 1 + count)
+                logits = self._compute_logits(hidden[first : first + count], head)
+                next_ids = self.batch.token_ids(row, start + 1, start + 1 + count).to(logits.device)
                 found[index] = compute_prompt_logprobs(logits, next_ids, num_top)
         return found
+
+    def _compute_logits(self, hidden: Tensor, adapters: StepAdapters | None) -> Tensor:
+        """Return the logits where tokens are drawn: on the model's device, or on the host."""
+        return self.model.compute_logits(hidden, adapters).to(self.state.device)
 
     def _select(self, tensor: Tensor, index: np.ndarray) -> Tensor:
         if len(index) == len(tensor):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from engine.core.actor_messages import NewRow
@@ -23,12 +24,17 @@ class _RowPooling:
 
 
 class Pooler:
-    """The rows of a batch whose requests return a pooled vector."""
+    """The rows of a batch whose requests return a pooled vector.
+
+    Args:
+        place: a device with float64, for sums.
+    """
 
     def __init__(
         self, compute_logits: Callable[[Tensor, StepAdapters | None], Tensor],
-        classify: Callable[[Tensor], Tensor] | None = None,
+        classify: Callable[[Tensor], Tensor] | None, place: torch.device,
     ) -> None:
+        self._place = place
         self._compute_logits = compute_logits
         self._classify = classify
         self.rows: dict[int, _RowPooling] = {}
@@ -52,7 +58,7 @@ class Pooler:
             part = hidden[first : first + count]
             is_end = start + count == state.num_prompt_tokens
             if state.pooling.kind == "mean":
-                total = part.double().sum(dim=0)
+                total = part.to(self._place).double().sum(dim=0)
                 state.total = total if start == 0 or state.total is None else state.total + total
                 if is_end:
                     found[index] = (state.total / state.num_prompt_tokens).float()

@@ -181,7 +181,9 @@ class Worker:
             num_groups=len(cache.groups),
             gather=self.model.ops.gather_inputs,
         )
-        state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, self.device)
+        # MPS has no float64, which the sums of top-p are compared in, and the host shares its memory.
+        place = torch.device("cpu") if self.device.type == "mps" else self.device
+        state = SamplingState(scheduler.max_num_seqs, self.model_config.vocab_size, place)
         states = StateSlots(self._state_caches, scheduler.max_num_seqs) if self._state_caches else None
         parts: list[RowPart] = [] if states is None else [states]
         if adapters is not None:

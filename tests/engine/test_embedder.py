@@ -46,7 +46,7 @@ def test_embeddings_are_pooled_hidden_states_of_transformers(mode: str, impl: st
 
 
 def test_a_preempted_mean_starts_again() -> None:
-    pooler = Pooler(lambda hidden, _: hidden)
+    pooler = Pooler(lambda hidden, _: hidden, None, torch.device("cpu"))
     params = SamplingParams(pooling=Pooling("mean"))
     row = NewRow(2, np.arange(3), num_prompt_tokens=3, block_ids=[], params=params, seed=0)
     hidden = torch.tensor([[1.0], [2.0], [6.0]])

@@ -69,7 +69,7 @@ class ImageEncoder:
 
     def _normalise(self, pixels: Tensor) -> Tensor:
         shape = (3, *[1] * (pixels.dim() - 2))
-        scaled = (pixels.double() * self._scale).float().to(self._device)
+        scaled = (pixels.double() * self._scale).float().to(self._device)  # MPS has no float64
         normal = (scaled - self._mean.view(shape).to(self._device)) / self._std.view(shape).to(self._device)
         return normal.to(self._dtype)
 
