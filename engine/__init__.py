@@ -16,6 +16,7 @@ from engine.errors import (
     InvalidRequest,
     LeaseRefused,
     PromptTooLong,
+    RequestTimeout,
 )
 from engine.resolved_config import ResolvedConfig
 
@@ -86,7 +87,7 @@ __all__ = [
     "EngineDead", "EngineError", "EngineOverloaded", "EngineSleeping", "EngineSnapshot", "EngineStats",
     "GrammarInfo", "Histogram", "InvalidRequest", "LeaseRefused", "LeasedEngine", "LoRARequest", "Logprob",
     "ModelReport", "PromptTooLong", "RecordedRequest", "ReplicaStats", "RequestMetrics", "RequestOutput",
-    "RequestView", "ResolvedConfig", "SamplingParams", "Score", "StructuredOutputsParams",
+    "RequestTimeout", "RequestView", "ResolvedConfig", "SamplingParams", "Score", "StructuredOutputsParams",
     "TextRouter", "TokenLogprobs", "Tokenizer", "inspect_model", "is_unicode",
     "list_families", "list_image_models", "list_metrics", "measure_host_memory", "read_journal",
     "read_sampling_defaults", "refuse_reserved_kwargs", "run_core", "serve_headless",

@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.cluster.placement import Placement
 from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineDead, EngineOverloaded, InvalidRequest
+from engine.errors import ConfigError, EngineDead, EngineOverloaded, InvalidRequest, RequestTimeout
 from engine.front.adapter_catalog import AdapterCatalog, LoRARequest
 from engine.front.streams import OutputStream
 from engine.front.supervisor import Supervisor
@@ -97,6 +97,7 @@ class Engine(Supervisor):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline_s: float | None = None,
         generated_token_ids: Sequence[Sequence[int]] = (),
         prediction: str | Sequence[int] | None = None,
         lora_request: LoRARequest | None = None,
@@ -110,6 +111,7 @@ class Engine(Supervisor):
             prompt: text, token ids, or {"prompt_token_ids": ids}.
             priority: lower runs first, under the priority policy.
             cache_salt: requests share prefix-cache blocks only with those of the same salt.
+            deadline_s: seconds from now until the request is aborted with RequestTimeout.
             generated_token_ids: for each completion, the tokens that it generated before, here or in another engine.
                 It continues after them, and only new tokens are returned. The seed must be the same.
             prediction: text or token ids that the output probably contains. With a `speculative_config` they are
@@ -120,21 +122,28 @@ class Engine(Supervisor):
             InvalidRequest, GrammarError: the request is invalid.
             EngineOverloaded: the waiting queue is full.
             EngineSleeping: the engine is asleep.
+            RequestTimeout: the deadline passed.
             EngineDead: the engine is not running, or it crashed meanwhile.
         """
         params = SamplingParams() if sampling_params is None else sampling_params
-        options = Options(priority, cache_salt, generated_token_ids, prediction)
+        options = Options(priority, cache_salt, deadline_s, generated_token_ids, prediction)
         options.check(params)
         arrival = Arrival(request_id or f"req-{secrets.token_hex(8)}", time.monotonic())
         with ExitStack() as held:
             self._arrivals.add(arrival)
             try:
-                if lora_request is not None:
-                    options.adapter = await self.adapters.resolve(lora_request)
-                    held.enter_context(self.adapters.hold(options.adapter))
-                stream = await self._admit(prompt, params, arrival, options)
+                async with asyncio.timeout(deadline_s) as deadline:
+                    if lora_request is not None:
+                        options.adapter = await self.adapters.resolve(lora_request)
+                        held.enter_context(self.adapters.hold(options.adapter))
+                    stream = await self._admit(prompt, params, arrival, options)
+            except TimeoutError as error:
+                if not deadline.expired():
+                    raise
+                raise make_timeout(deadline_s) from error
             finally:
                 self._arrivals.discard(arrival)
+            timer = None if deadline_s is None else self._start_timer(stream, deadline_s)
             try:
                 is_finished = False
                 while not is_finished:
@@ -144,6 +153,8 @@ class Engine(Supervisor):
                         self._tracer.report(output, params, stream.count_tokens())
                     yield output
             finally:
+                if timer is not None:
+                    timer.cancel()
                 self._client.close_stream(stream)
 
     async def abort(self, request_id: str) -> None:
@@ -234,3 +245,13 @@ class Engine(Supervisor):
             asyncio.get_running_loop().call_soon(client.abort, arrival.request_id)
         stream.grammar = await client.open(request, stream)
         return stream
+
+    def _start_timer(self, stream: OutputStream, deadline_s: float) -> asyncio.TimerHandle:
+        delay = stream.times.arrival_time + deadline_s - time.monotonic()
+        return asyncio.get_running_loop().call_later(
+            delay, self._client.expire, stream, make_timeout(deadline_s)
+        )
+
+
+def make_timeout(deadline_s: float | None) -> RequestTimeout:
+    return RequestTimeout(f"the request was not finished within its deadline of {deadline_s:g} s")

@@ -7,6 +7,7 @@ EngineError
 ├── EngineOverloaded   the waiting queue is full: HTTP 503 with Retry-After
 ├── EngineSleeping     the engine sleeps, is falling asleep or is waking up: HTTP 503
 ├── LeaseRefused       no device is lent to the request: HTTP 429
+├── RequestTimeout     the request's deadline passed: HTTP 504
 └── EngineDead         the engine stopped or crashed: HTTP 500 for accepted requests, 503 for new ones
 """
 
@@ -55,6 +56,10 @@ class EngineSleeping(EngineError):
 
 class LeaseRefused(EngineError):
     """Nobody lends a device to this request, such as a visitor without quota."""
+
+
+class RequestTimeout(EngineError):
+    """The request's deadline passed before it finished."""
 
 
 class EngineDead(EngineError):

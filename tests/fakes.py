@@ -253,13 +253,14 @@ class FakeEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline_s: float | None = None,
         generated_token_ids: Sequence[Sequence[int]] = (),
         prediction: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         generated = "".join(chr(each) for ids in generated_token_ids for each in ids)
         text = self._read(prompt) + generated
-        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt}
+        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline_s": deadline_s}
         if prediction is not None:
             options["prediction"] = prediction
         if lora_request is not None:

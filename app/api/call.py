@@ -213,7 +213,7 @@ class Call:
         self.context.open_requests.add(request_id)
         outputs = self.context.engine.generate(
             prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}, self.sampling, request_id,
-            priority=self.body.priority, cache_salt=self.body.cache_salt,
+            priority=self.body.priority, cache_salt=self.body.cache_salt, deadline_s=self.body.deadline_s,
             prediction=self.prediction, lora_request=self.context.select_adapter(self.model),
         )
         try:

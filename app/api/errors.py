@@ -11,6 +11,7 @@ body in an unknown Content-Encoding                 415 invalid_request_error
 EngineOverloaded, EngineSleeping, a starting or     503 service_unavailable (to Anthropic's clients
 dead engine, a server that closes                       overloaded_error), Retry-After
 LeaseRefused                                        429 rate_limit_error
+RequestTimeout                                      504 timeout_error
 StoreFull, DiskFull                                 507 server_error, code store_full
 EngineDead in mid-request, a bug                    500 server_error
 """
@@ -41,6 +42,7 @@ from engine import (
     InvalidRequest,
     LeaseRefused,
     PromptTooLong,
+    RequestTimeout,
 )
 from grammar import GrammarError, InvalidGrammar, UnsupportedGrammar
 
@@ -59,7 +61,7 @@ HEALTH_PATHS = ("/health", "/ping", "/livez", "/readyz")
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
     404: "not_found_error", 405: "invalid_request_error", 413: "invalid_request_error",
-    415: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable",
+    415: "invalid_request_error", 429: "rate_limit_error", 503: "service_unavailable", 504: "timeout_error",
 }
 ANTHROPIC_TYPES = TYPES | {413: "request_too_large", 503: "overloaded_error"}
 # pydantic's name of a union member in a location, such as function-after[f(), Model]: not a field of the request
@@ -202,6 +204,8 @@ def to_api_error(error: Exception, param: str | None = None) -> ApiError:
             return ApiError(503, str(error), code="engine_sleeping", retry_after_s=RETRY_AFTER_S)
         case LeaseRefused():
             return ApiError(429, str(error), code="gpu_not_lent")
+        case RequestTimeout():
+            return ApiError(504, str(error), code="request_timeout")
         case EngineDead():
             return ApiError(500, "the engine stopped while the request was in it; try again", code="engine_dead")
         case StoreFull() | DiskFull():

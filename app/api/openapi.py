@@ -39,7 +39,7 @@ TEXTS: dict[int | str, str] = {
     429: "The GPU of a Space with ZeroGPU was not lent to this request.",
     500: "The engine failed with this request in it.",
     503: "The queue is full, the engine is not ready, or the server is closing; see Retry-After.",
-    "default": "Another error.",
+    504: "The request's own deadline has passed.", "default": "Another error.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorReply, "description": text} for status, text in TEXTS.items()

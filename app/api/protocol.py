@@ -28,7 +28,7 @@ MESSAGES_HELP = (
 )
 # Fields of chat completions that /v1/messages and /v1/responses take under the same names.
 SHARED = frozenset([
-    "allowed_token_ids", "bad_words", "cache_salt", "chat_template_kwargs", "frequency_penalty",
+    "allowed_token_ids", "bad_words", "cache_salt", "chat_template_kwargs", "deadline_s", "frequency_penalty",
     "ignore_eos", "include_reasoning", "include_stop_str_in_output", "logit_bias", "min_p", "min_tokens", "prediction",
     "presence_penalty", "priority", "repetition_penalty", "request_id", "seed",
     "skip_special_tokens", "stop_token_ids", "structured_outputs",
@@ -261,6 +261,7 @@ class GenerationFields(Fields):
     priority: Integer = Field(default=0, ge=-(2**31), le=2**31 - 1)
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     request_id: str | None = Field(default=None, min_length=1, max_length=128, pattern=r"^[\w.:-]+$")
+    deadline_s: float | None = Field(default=None, gt=0, le=86400)
     kv_transfer_params: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

@@ -14,6 +14,7 @@ from engine import (
     InvalidRequest,
     LeaseRefused,
     PromptTooLong,
+    RequestTimeout,
 )
 from grammar import GrammarError, UnsupportedGrammar
 
@@ -65,6 +66,8 @@ def explain(error: Exception, engine_state: str = "ready") -> Explanation:
             return Explanation("The engine sleeps.", why, "The administrator of this app can wake it up.")
         case LeaseRefused():
             return Explanation("No GPU was lent for this.", why, "")
+        case RequestTimeout():
+            return Explanation("This took too long.", why, "Try again, or ask for fewer tokens.")
         case EngineDead() if engine_state in ("restarting", "starting"):
             return Explanation(
                 "The engine is restarting.", why, "It comes back by itself: try again in a few seconds."

@@ -117,6 +117,12 @@ class Client:
         for entry in dict.fromkeys(self._entries.values()):
             self._abort(entry)
 
+    def expire(self, stream: OutputStream, error: EngineError) -> None:
+        stream.fail(error)
+        entry = self._requests.get(stream.request_id)
+        if entry is not None and entry.stream is stream:
+            self._abort(entry)
+
     def fail_all(self, error: EngineError) -> None:
         """End all requests and calls of the front with this error."""
         self.calls.fail_all(error)

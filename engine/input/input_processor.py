@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from typing import Any, TypeVar
 
 import msgspec
@@ -50,6 +51,7 @@ class Options:
 
     priority: int = 0
     cache_salt: str | None = None
+    deadline_s: float | None = None
     generated_token_ids: Sequence[Sequence[int]] = ()
     prediction: str | Sequence[int] | None = None
     adapter: AdapterRef | None = None
@@ -61,12 +63,19 @@ class Options:
                 f"sampling_params must be a SamplingParams, not {type(params).__name__}", "sampling_params"
             )
         priority: object = self.priority
+        deadline_s: Any = self.deadline_s
         if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
             raise InvalidRequest(
                 f"priority={priority!r} must be an integer from {-(2**31)} to {2**31 - 1}", "priority"
             )
         if self.cache_salt is not None:
             _check_salt(self.cache_salt)
+        if deadline_s is not None:
+            is_number = isinstance(deadline_s, Real) and not isinstance(deadline_s, bool)
+            if not is_number or not 0 < deadline_s <= 86400:
+                raise InvalidRequest(
+                    f"deadline_s={deadline_s!r} must be a number above 0 and at most 86400 seconds", "deadline_s"
+                )
 
 
 class InputProcessor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine import Engine, EngineConfig, EngineDead, InvalidRequest, SamplingParams
+from engine import Engine, EngineConfig, EngineDead, InvalidRequest, RequestTimeout, SamplingParams
 from engine.actors.grammar_actor import LONG_SPEC
 from engine.core import grammar_manager
 from grammar import CompiledGrammar, GrammarCompiler, GrammarSpec, Matcher
@@ -150,6 +150,16 @@ async def test_a_grammar_of_an_aborted_request_is_not_compiled(
         await asyncio.gather(*jobs[:2])
         assert await answer(engine, SamplingParams(max_tokens=2, grammar=GrammarSpec.regex("[ef]+")))
         assert "held2" not in held.texts
+
+
+async def test_a_deadline_counts_while_a_grammar_compiles(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Engine(make_config()) as engine:
+        held = Held(monkeypatch)
+        with pytest.raises(RequestTimeout, match=r"deadline of 0\.2 s"):
+            await answer(engine, make_held(0), deadline_s=0.2)
+        held.release.set()
 
 
 async def test_a_grammar_that_waits_when_the_engine_closes_gets_an_error(

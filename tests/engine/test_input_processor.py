@@ -1,6 +1,7 @@
 """InputProcessor: all forms of prompts, invalid requests, and the n completions of a request."""
 
 import asyncio
+import math
 import threading
 import time
 from typing import Any, cast
@@ -284,11 +285,13 @@ async def test_all_bad_words_together_have_a_limit_of_tokens() -> None:
         ("cache_salt", "1 to 1024 characters, not", ["", "x" * 1025]),
         ("cache_salt", "must be a string, not (int|bytes)", [5, b"ab"]),
         ("cache_salt", r"'a\\ud800' is not valid Unicode", ["a\ud800"]),
+        ("deadline_s", "must be a number above 0", ["5", True, 0, math.nan]),
+        ("deadline_s", "at most 86400 seconds", [86401]),
     ],
 )
 def test_an_option_of_a_wrong_type_or_value_is_refused_by_name(field: str, message: str, values: Any) -> None:
-    Options(-(2**31), "x" * 1024).check(SamplingParams())
-    Options(2**31 - 1, "\N{DESERT}").check(SamplingParams())
+    Options(-(2**31), "x" * 1024, cast(Any, np.float32(0.5))).check(SamplingParams())
+    Options(2**31 - 1, "\N{DESERT}", 86400).check(SamplingParams())
     for value in values:
         params, options = SamplingParams(), {field: value}
         if field == "sampling_params":

@@ -70,6 +70,28 @@ async def test_the_reader_of_a_finished_request_leaves_its_successor_alone(make_
         await second.aclose()
 
 
+async def test_the_deadline_of_a_finished_request_leaves_its_successor_alone(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_timer, timers = Engine._start_timer, []
+
+    def keep_timer(*arguments: Any) -> asyncio.TimerHandle | None:
+        timers.append(start_timer(*arguments))
+        return timers[-1]
+
+    monkeypatch.setattr(Engine, "_start_timer", keep_timer)
+    async with Engine(make_config()) as engine:
+        first = engine.generate("hello", SHORT, "a", deadline_s=600.0)
+        while not (await anext(first)).finished:
+            pass
+        second = engine.generate("hello", replace(LONG, max_tokens=50), "a")
+        await anext(second)
+        assert timers[0] is not None
+        timers[0]._run()
+        assert [output async for output in second][-1].outputs[0].finish_reason == "length"
+        await first.aclose()
+
+
 async def test_an_abort_ends_all_completions_and_no_stranger(make_config: MakeConfig) -> None:
     """The stranger is called like a completion would be."""
     async with Engine(make_config()) as engine:

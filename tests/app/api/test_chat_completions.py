@@ -123,11 +123,11 @@ async def test_a_grammar_request_says_which_backend_enforced_it(server: Server) 
 
 async def test_sampling_fields_reach_the_engine(server: Server) -> None:
     fields = {"temperature": 0.5, "top_k": 7, "seed": 42, "logit_bias": {"65": -3}, "min_tokens": 2}
-    await server.chat(**fields, priority=-4, cache_salt="mine")
+    await server.chat(**fields, priority=-4, cache_salt="mine", deadline_s=9.5)
     request = server.engine.requests[-1]
     assert (request.params.temperature, request.params.top_k, request.params.seed) == (0.5, 7, 42)
     assert request.params.logit_bias == {65: -3.0}
-    assert request.options == {"priority": -4, "cache_salt": "mine"}
+    assert request.options == {"priority": -4, "cache_salt": "mine", "deadline_s": 9.5}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from engine import (
     EngineSleeping,
     InvalidRequest,
     PromptTooLong,
+    RequestTimeout,
 )
 from grammar import InvalidGrammar, UnsupportedGrammar
 
@@ -25,6 +26,7 @@ from grammar import InvalidGrammar, UnsupportedGrammar
         (UnsupportedGrammar("", "not", "no way"), "ready", ["“not” at the root"]),
         (InvalidGrammar("line 1"), "ready", ["grammar", "Line 1."]),
         (InvalidRequest("top_p is 2", "top_p"), "ready", ["(top_p)", "Top_p is 2.", "send it again"]),
+        (RequestTimeout("after 3 s"), "ready", ["too long", "After 3 s."]),
         (EngineDead("crashed"), "restarting", ["is restarting", "Crashed.", "in a few seconds"]),
         (EngineDead("crashed"), "dead", ["has stopped", "restart the app"]),
         (EngineSleeping("it is sleeping"), "sleeping", ["sleeps", "It is sleeping.", "wake it up"]),
