@@ -64,6 +64,8 @@ class AppConfig:
     ssl_certfile: Annotated[str | None, "certificate chain (PEM); the server then speaks HTTPS"] = None
     ssl_keyfile: Annotated[str | None, "private key of the certificate (PEM)"] = None
     admin_key: Annotated[str | None, "key of the admin routes, which are off without it"] = None
+    max_requests_per_key: Annotated[int | None,
+        "requests that each API key may have running or queued; more get a 429"] = None
     log_level: Annotated[LogLevel, "how much is logged to stderr"] = "info"
     max_body_bytes: Annotated[int, "largest request body"] = 32 * 2**20
     shutdown_grace_s: Annotated[float, "seconds that running requests may continue after a stop signal"] = 5.0
@@ -113,6 +115,10 @@ class AppConfig:
             raise UsageError("data_dir must be a folder, or none to keep everything in memory")
         if self.tool_call_parser not in (None, *list_tool_styles()):
             raise UsageError(f"tool_call_parser {self.tool_call_parser!r} is none of {', '.join(list_tool_styles())}")
+        if self.max_requests_per_key is not None:
+            check_range(self, "max_requests_per_key", 1, 2**20)
+            if not self.api_key:
+                raise UsageError("max_requests_per_key needs api_key: clients are distinguished by their keys")
         for key in self.api_key:
             check_key("api_key", key)
         for origin in self.allowed_origin:

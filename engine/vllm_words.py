@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "lora_dtype": (("auto",), "adapters have the dtype of the model"),
     "max_num_partial_prefills": ((1,), "long_prefill_token_threshold bounds the chunk of a prompt"),
     "mm_processor_kwargs": (({},), "change preprocessor_config.json"),
-    "kv_events_config": ((), "replicas report their blocks to our router without it"),
+    "kv_events_config": ((), "--admin-key serves the events of the KV cache"),
     "pooler_config": (({},), "the files of the model decide"),
     "enable_sleep_mode": ((True, False), ""),  # always possible
     "enable_auto_tool_choice": ((True, False), ""),  # always possible

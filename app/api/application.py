@@ -67,6 +67,7 @@ def make_api(context: ApiContext, roles: Mapping[Role, CatalogueEntry] = Mapping
         Gate,
         keys=accepted_keys(config),
         max_body_bytes=config.max_body_bytes,
+        max_requests_per_key=config.max_requests_per_key,
         origins=AllowedOrigins(
             (config.host, *config.allowed_host),
             checks_host=config.is_loopback and not config.api_key,

@@ -16,7 +16,9 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fastapi import HTTPException
@@ -124,20 +126,24 @@ class Gate:
 
     Args:
         keys: accepted API keys; empty: no key is required.
+        max_requests_per_key: requests to /v1 that one key may have open at a time; None: any number.
         origins: which pages may send requests, and under which names.
         check_room: raises EngineOverloaded when the engine is full; asked before a body is read, so that a crowd
             of refused clients costs those who were admitted next to nothing.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: Iterable[str], max_body_bytes: int, origins: AllowedOrigins,
+        self, app: ASGIApp, keys: Iterable[str] = (), max_body_bytes: int = 32 * 2**20,
+        max_requests_per_key: int | None = None, origins: AllowedOrigins | None = None,
         check_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.app = app
         self.keys = tuple(key.encode() for key in keys)
         self.max_body_bytes = max_body_bytes
-        self.origins = origins
+        self.max_requests_per_key = max_requests_per_key
+        self.origins = origins or AllowedOrigins(checks_host=False)
         self.check_room = check_room
+        self._num_open: Counter[int] = Counter()  # by the number of the key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -184,7 +190,8 @@ class Gate:
                 headers[b"content-type"] = b"application/json"
                 scope["headers"] = list(headers.items())
             is_json = b"json" in headers.get(b"content-type", b"").lower()
-            await self.app(scope, self._bounded(receive, is_json), send)
+            with self._counted(info.key_number if is_work else 0):
+                await self.app(scope, self._bounded(receive, is_json), send)
         except (ApiError, EngineOverloaded) as error:
             answer = to_api_error(error).answer(scope["path"])
             if answer.status_code == 401 and not is_api and wants_page(scope["method"], headers):
@@ -211,6 +218,22 @@ class Gate:
             what = "the API key is wrong" if given else "an API key is needed: send Authorization: Bearer KEY"
             raise ApiError(401, what, code="invalid_api_key")
         return number
+
+    @contextmanager
+    def _counted(self, key_number: int) -> Iterator[None]:
+        """Count a request of a key while it is open."""
+        limit = self.max_requests_per_key
+        if not key_number or limit is None:
+            yield
+            return
+        if self._num_open[key_number] >= limit:
+            message = f"this key has reached its limit of {limit} open requests; try again when one has ended"
+            raise ApiError(429, message, code="too_many_requests", retry_after_s=1)
+        self._num_open[key_number] += 1
+        try:
+            yield
+        finally:
+            self._num_open[key_number] -= 1
 
     def _check_length(self, headers: Headers) -> None:
         length = headers.get(b"content-length", b"0")

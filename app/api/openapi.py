@@ -36,7 +36,7 @@ TEXTS: dict[int | str, str] = {
     403: "A page of another site sent the request, or it names a Host that is not this server's.",
     404: "The model or route does not exist.", 413: "The body is larger than the server takes.",
     415: "The body has a Content-Encoding other than gzip or deflate.",
-    429: "The GPU of a Space with ZeroGPU was not lent to this request.",
+    429: "This key has reached its limit of open requests; Retry-After says when to try again.",
     500: "The engine failed with this request in it.",
     503: "The queue is full, the engine is not ready, or the server is closing; see Retry-After.",
     504: "The request's own deadline has passed.", "default": "Another error.",

@@ -10,7 +10,10 @@ from app.cli.serve import set_up_logging
 from app.config import AppConfig, RouteConfig, add_flags, make_config
 
 # Server settings that the router shares.
-SERVER_FIELDS = ("host", "port", "api_key", "allowed_host", "log_level", "max_body_bytes", "shutdown_grace_s")
+SERVER_FIELDS = (
+    *("host", "port", "api_key", "allowed_host", "max_requests_per_key", "log_level", "max_body_bytes"),
+    "shutdown_grace_s",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

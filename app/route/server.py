@@ -59,7 +59,7 @@ async def run_router(
         proxy = Proxy(workers, router, session, forwards_keys=key is None and not app_config.api_key)
         names = (app_config.host, *app_config.allowed_host)
         gate = Gate(
-            proxy, app_config.api_key, app_config.max_body_bytes,
+            proxy, app_config.api_key, app_config.max_body_bytes, app_config.max_requests_per_key,
             AllowedOrigins(names, checks_host=app_config.is_loopback and not app_config.api_key),
         )
         async with asyncio.TaskGroup() as tasks:

@@ -48,6 +48,21 @@ async def test_one_right_key_is_enough(start: Start, key: str, bearer: str, stat
     assert (await server.post("/reset_prefix_cache", {}, headers=headers))[0] == status
 
 
+async def test_a_key_has_as_many_requests_open_as_it_may(start: Start) -> None:
+    engine = FakeEngine(hold=asyncio.Event())
+    server = await start(engine, api_key=("a", "b"), max_requests_per_key=1)
+    mine, other = {"Authorization": "Bearer a"}, {"Authorization": "Bearer b"}
+    first = asyncio.ensure_future(server.post(CHAT_PATH, CHAT, headers=mine))
+    await wait_until(lambda: len(engine.requests) == 1)
+    status, headers, reply = await server.ask(CHAT_PATH, "POST", json=CHAT, headers=mine)
+    assert (status, headers["Retry-After"], reply["error"]["type"]) == (429, "1", "rate_limit_error")
+    second = asyncio.ensure_future(server.post(CHAT_PATH, CHAT, headers=other))
+    await wait_until(lambda: len(engine.requests) == 2)
+    engine.hold.set()
+    assert [status for status, _ in await asyncio.gather(first, second)] == [200, 200]
+    assert (await server.post(CHAT_PATH, CHAT, headers=mine))[0] == 200
+
+
 @pytest.mark.parametrize(("method", "path"), ADMIN_PATHS)
 async def test_admin_routes_want_the_admin_key_and_exist_only_with_one(start: Start, method: str, path: str) -> None:
     server, without = await start(api_key=("right",), admin_key="boss"), await start()
