@@ -15,7 +15,7 @@ from app.ui.header import STATE_WORDS, RateMeter
 from app.ui.scripts import read_script
 from engine import CatalogueEntry, ConfigError, Engine
 
-HINT = "A loaded one is chosen beside the button in Extract and Batch, under Settings in Chat."
+HINT = "Choose one beside the button in Extract and Batch, or under the text box in Chat: it is loaded when needed."
 ELSEWHERE = (
     '<p class="hint-line">Others can be chosen here when the server is reachable from its own machine only and has no '
     "API key, or with <code>--models-dir FOLDER</code>.</p>"

@@ -170,7 +170,8 @@ class BatchRunner:
         waits = ""
         if run.is_running:
             if (engine := self.models.find(run.model)) is None:
-                waits = render_note(f"{run.model} is not loaded any more: load it under Engine, and the batch goes on.")
+                advice = "choose it above Run all, or load it under Engine, and the batch goes on"
+                waits = render_note(f"{run.model} is not loaded any more: {advice}.")
             elif engine.state != "ready":
                 waits = render_note(WAITS)
         return {self.progress: waits + render_progress(run), self.records: render_records(run)}
