@@ -43,7 +43,7 @@ def build_branches() -> gr.HTML:
     """Build the switches between versions; the script places each at its message."""
     return gr.HTML(
         [], html_template='<div class="branches"></div>', apply_default_css=False,
-        js_on_load=read_script("make") + read_script("branches"), elem_id="branches",
+        js_on_load=read_script("kept") + read_script("make") + read_script("branches"), elem_id="branches",
     )
 
 

@@ -31,6 +31,11 @@ const place = () => {
     ends.set(row, node);
   }
 };
+// Gradio says only once that the server is gone; a press after that would do nothing without a word.
+const ask = (what, data) => {
+  if (document.querySelector(".strip .state")?.textContent !== "not reachable") trigger(what, data);
+  else warn("The server is not reachable, so nothing was asked. Press again when it is back.");
+};
 // Gradio offers a retry of the last answer only.
 const RETRY = '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round" aria-hidden="true"><path d="M20 12a8 8 0 1 1-2.4-5.7L20 8.5M20 3.5v5h-5"/></svg>';
 const offerRetries = () => {
@@ -41,13 +46,13 @@ const offerRetries = () => {
     if (!bar || last?.dataset.turn === String(turn)) continue;
     last?.remove();
     const of = turn; // of this button
-    const button = make("button", { type: "button", class: "icon-button again", "aria-label": "Retry", title: "Ask this question again", "data-turn": String(of), onclick: () => trigger("again", { turn: of }) }, make("div", {}));
+    const button = make("button", { type: "button", class: "icon-button again", "aria-label": "Retry", title: "Ask this question again", "data-turn": String(of), onclick: () => ask("again", { turn: of }) }, make("div", {}));
     button.firstElementChild.innerHTML = RETRY;
     bar.append(button);
   }
 };
 // A button behind the figures of the last answer, if that was cut off or stopped.
-const more = make("button", { type: "button", class: "go-on", onclick: () => trigger("go_on") }, "Continue");
+const more = make("button", { type: "button", class: "go-on", onclick: () => ask("go_on") }, "Continue");
 const offerMore = () => {
   const row = [...document.querySelectorAll("#chatbot .message-row")].at(-1);
   const line = [...row?.querySelectorAll(".thought-group > .title") ?? []].findLast(({ textContent }) => /cut off at the token limit|\bstopped\b/.test(textContent))?.parentElement;
