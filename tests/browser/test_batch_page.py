@@ -116,7 +116,7 @@ def test_a_run_outlives_its_page_and_stopping_keeps_its_records(site: Site, orde
     site.reload()
     site.go_to("Batch")
     site.page.get_by_text("1 failed").wait_for()
-    assert site.page.get_by_label("Column with the text").input_value() == "note"
+    site.wait_for(lambda: site.page.get_by_label("Column with the text").input_value() == "note")
     site.page.locator("#batch-files").get_by_text("orders").wait_for()
     site.complaints.clear()  # Gradio aborts the stream of the page that is left, and complains
     site.page.get_by_role("button", name="Stop").click()
