@@ -359,7 +359,7 @@ def test_a_sample_brings_its_text_and_schema_and_only_values_of_a_text_are_copie
     site.go_to("Extract")
     site.page.get_by_label("Example texts").click()
     site.page.get_by_role("option").filter(has_text="contact").first.click()
-    text = site.page.get_by_role("textbox", name="Text", exact=True)
+    text = site.page.locator("#source textarea")  # behind the evidence: a picked example is read at once
     site.wait_for(lambda: bool(text.input_value()))
     site.wait_for(site.page.get_by_role("radio", name="contact").is_checked)
     site.page.get_by_text("Example: contact 1").wait_for()
@@ -386,5 +386,5 @@ def test_a_sample_brings_its_text_and_schema_and_only_values_of_a_text_are_copie
     site.extract(invoice)
     vendor = site.page.get_by_role("textbox", name="vendor")
     vendor.wait_for()
-    site.wait_for(lambda: bool(vendor.input_value()))
+    site.wait_for(lambda: vendor.count() == 1 and vendor.input_value() not in ("", "Hartmann Paper"))  # the example's
     assert vendor.input_value() in invoice
