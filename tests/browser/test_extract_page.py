@@ -114,8 +114,9 @@ def test_on_a_phone_the_first_screen_has_values_and_three_clicks_lead_to_ones_ow
     email.wait_for()
     site.wait_for(lambda: email.input_value() == "ada@example.com")
     site.page.get_by_text("The text or the schema has changed").wait_for(state="hidden")
-    assert is_on_first_screen(site, site.page.get_by_role("button", name="Approve"))
-    assert is_on_first_screen(site, site.page.locator("#extract .value").first) and site.find_overflow() == []
+    parts = (site.page.get_by_role("button", name="Approve"), site.page.locator("#extract .value").first)
+    site.wait_for(lambda: all(is_on_first_screen(site, each) for each in parts), within_s=10)
+    assert site.find_overflow() == []
 
 
 def is_on_first_screen(site: Site, node: Any) -> bool:
@@ -249,7 +250,7 @@ def test_a_text_that_is_typed_while_the_page_opens_stays(unopened: Site) -> None
     held: list[Any] = []
     site.page.route("**/gradio_api/queue/join*", lambda route: held.append(route))
     site.open("extract")
-    site.wait_for(lambda: bool(held))
+    site.wait_for(lambda: any('"is_new":true' in route.request.post_data for route in held))
     text = site.page.get_by_role("textbox", name="Text", exact=True)
     text.fill(CONTACT)
     site.page.unroute("**/gradio_api/queue/join*")
