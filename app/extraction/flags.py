@@ -45,7 +45,10 @@ def find_flags(
     """
     ended = _list_ended(leaves, notes)
     shared, repeated = _list_shared(evidence), list_repeated(leaves, evidence)
-    least = _list_least_sure(confidence) if sure_from is None else set()
+    checks = tuple(checks)
+    proven = _list_proven(checks, evidence) - shared
+    doubted = {pointer: sure for pointer, sure in confidence.items() if pointer not in proven}
+    least = _list_least_sure(doubted) if sure_from is None else set()
     bound = sure_from or 0.0
     failed: dict[str, list[str]] = {}
     for check in checks:
@@ -54,7 +57,7 @@ def find_flags(
             failed.setdefault(pointer, []).append(check.message)
     flags: dict[str, tuple[str, ...]] = {}
     for leaf in leaves:
-        found, sure = evidence.get(leaf.pointer), confidence.get(leaf.pointer)
+        found, sure = evidence.get(leaf.pointer), doubted.get(leaf.pointer)
         is_choice = is_chosen(schema, leaf)
         reasons = list(failed.get(leaf.pointer, ()))
         if found is not None and found.match == "none" and not is_choice:
@@ -78,6 +81,17 @@ def is_chosen(schema: Schema, leaf: Leaf) -> bool:
     """Return whether the schema lists the values that are possible there; the text need not show them."""
     places = list_places(schema, leaf.pointer)
     return isinstance(leaf.value, bool) or any("enum" in place or "const" in place for place in places)
+
+
+def _list_proven(checks: Iterable[Check], evidence: Mapping[str, Evidence]) -> set[str]:
+    """Return the numbers of sums that hold and of which the text shows every number at a place of its own."""
+    proven: set[str] = set()
+    for check in checks:
+        found = [evidence.get(pointer) for pointer in check.pointers]
+        places = {(each.start, each.end) for each in found if each is not None and each.match != "none"}
+        if check.holds and check.kind != "order" and len(places) == len(check.pointers):
+            proven |= {*check.pointers}
+    return proven
 
 
 def _list_least_sure(confidence: Mapping[str, float]) -> set[str]:
