@@ -475,7 +475,7 @@ def test_lists_in_a_row_are_counted_in_words() -> None:
 
 @pytest.mark.parametrize(
     ("opened", "name"),
-    [({"paths": ["/x/May orders.csv"]}, "May-orders"), ({"paths": ["a", "b"], "schema": "support ticket"}, "support-ticket")],
+    [({"paths": ["/May orders.csv"]}, "May-orders"), ({"paths": ["a", "b"], "schema": "a ticket"}, "a-ticket")],
 )
 def test_downloads_are_named_after_the_file_or_the_schema(opened: dict[str, Any], name: str) -> None:
     run = make_run()
