@@ -82,7 +82,7 @@ def test_malformed_checks_are_refused(wrong: Any) -> None:
 
 def flags_of(record: str, text: str, confidence: dict[str, float], schema: Any = None) -> dict[str, tuple[str, ...]]:
     leaves = scan(record + " ").leaves
-    return find_flags(schema or {}, leaves, confidence, find_evidence(leaves, text))
+    return find_flags(schema or {}, leaves, confidence, find_evidence(leaves, text), text=text)
 
 
 def test_a_chosen_value_need_not_be_in_the_text_but_the_model_has_to_be_sure() -> None:
@@ -90,6 +90,25 @@ def test_a_chosen_value_need_not_be_in_the_text_but_the_model_has_to_be_sure() -
     record = '{"mood": "good", "paid": true}'
     assert flags_of(record, "x", {"/mood": 0.96, "/paid": 0.96}, schema) == {}
     assert flags_of(record, "x", {"/mood": 0.9, "/paid": 0.9}, schema) == {"/mood": (UNSURE,), "/paid": (UNSURE,)}
+
+
+@pytest.mark.parametrize(
+    ("text", "reasons"),
+    [
+        ("3 wrenches at 89.90 EUR", (f"{NOT_FOUND}, but EUR is",)), ("At €89.90", (f"{NOT_FOUND}, but EUR is",)),
+        ("89.90 EUR, or $99", ()), ("99 US dollars, not euros", ()), ("89.90", ()), ("EUROPA GmbH, 89.90", ()),
+    ],
+)
+def test_a_choice_that_is_not_in_the_text_is_flagged_if_another_one_is(text: str, reasons: tuple[str, ...]) -> None:
+    schema = {"properties": {"currency": {"enum": ["USD", "EUR", "SEK"]}}}
+    assert flags_of('{"currency": "USD"}', text, {"/currency": 1.0}, schema).get("/currency", ()) == reasons
+
+
+def test_an_unsure_choice_is_flagged_also_without_measurements() -> None:
+    leaves = scan('{"mood": "good", "a": 1, "b": 1, "c": 1} ').leaves
+    schema = {"properties": {"mood": {"enum": ["good", "bad"]}}}
+    sure = {"/mood": 0.84, "/a": 0.2, "/b": 0.3, "/c": 0.9}
+    assert find_flags(schema, leaves, sure, {}, sure_from=None)["/mood"] == (UNSURE,)
 
 
 def test_without_measurements_the_least_sure_third_is_flagged_and_never_what_is_certain() -> None:
