@@ -1,6 +1,6 @@
 """Answers of the chat, which the server writes to their end whether or not a page shows them.
 
-Answers.start ──▶ a task changes the Answer, and saves it once a second and at the end ◀── pages watch it
+Answers.start ──▶ a task changes the Answer, and saves it at once, each second and at the end ◀── pages watch it
 A page that is reloaded finds the tokens of an answer by its id for ten minutes.
 """
 
@@ -165,7 +165,7 @@ class Answers:
                 self._kept.pop(answer.answer_id, None)
 
     async def _read(self, answer: Answer, stream: AsyncGenerator[Outputs | None]) -> None:
-        saved = time.monotonic()
+        saved = -SAVE_S  # the first text is saved at once
         try:
             # Leaving the block closes the stream, which aborts the engine's request.
             async with aclosing(stream):

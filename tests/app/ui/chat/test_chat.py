@@ -365,8 +365,7 @@ async def test_an_answer_goes_on_without_its_page_and_is_found_again() -> None:
     assert (await tab.restore(None, None, {}, "", REQUEST))[0] == [], "a tab that showed an empty chat"
 
 
-async def test_a_lost_server_leaves_the_answer_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.ui.chat.answers.SAVE_S", 0.0)
+async def test_a_lost_server_leaves_the_answer_so_far() -> None:
     tab, _ = make_tab(step_s=0.001)
     turn, updates = await begin_writing(tab)
     for _ in range(3):
