@@ -60,7 +60,8 @@ document.addEventListener("keydown", (event) => {
   if (pressed === "shift o") fresh.click();
   else if (pressed === "k") {
     document.querySelector("#chats:not(.open) .toggle-button")?.click();
-    setTimeout(() => search.focus(), 100); // until then the closed list is inert
+    element.closest(".sidebar-content").inert = false; // as that of a closed list
+    search.focus({ preventScroll: true });
   } else return;
   event.preventDefault();
 });
