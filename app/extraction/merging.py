@@ -58,9 +58,7 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult], te
         evidence=merger.evidence,
         leaves=tuple(leaves),
         checks=checks,
-        flags=find_flags(
-            schema, leaves, merger.confidence, merger.evidence, checks, results[0].sure_from, notes, text
-        ),
+        flags=find_flags(schema, leaves, merger.confidence, merger.evidence, checks, results[0].sure_from, notes),
         # One part may have been read without limits.
         bounds=BoundedSchema(results[0].bounds.schema, tuple(dict.fromkeys(added))),
         notes=notes,

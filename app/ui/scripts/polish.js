@@ -51,12 +51,15 @@ if (copy) clipboard.writeText = (text) => copy(asTyped(text));
 // The conversation stays at its end while it grows, unless a person has scrolled up to read; what was just asked is
 // always shown. Not by a reversed column: there every new line moves, and draws, all that stands above it.
 const pin = (talk) => {
-  let isPinned = true, size = 0, moved = -Infinity;
+  let isPinned = true, size = 0, moved = -Infinity, edited = null;
   const measure = () => talk.scrollHeight + talk.clientHeight;
   const follow = () => {
     size = measure();
     isPinned ||= talk.scrollHeight <= talk.clientHeight;
-    if (isPinned) talk.scrollTop = talk.scrollHeight;
+    const box = talk.querySelector("#chatbot .user-row textarea"); // a question that is edited stays in sight
+    if (box && box !== edited) { isPinned = false; box.scrollIntoView({ block: "nearest" }); box.focus({ preventScroll: true }); }
+    edited = box;
+    if (isPinned && !box) talk.scrollTop = talk.scrollHeight;
     down.hidden = isPinned;
   };
   for (const kind of ["wheel", "touchmove", "keydown"]) talk.addEventListener(kind, () => { moved = performance.now(); }, { passive: true });
@@ -73,6 +76,10 @@ const pin = (talk) => {
   talk.addEventListener("scroll", () => { down.hidden = isPinned; }, { passive: true });
   const observer = new ResizeObserver(follow);
   for (const box of [talk, talk.firstElementChild]) if (box) observer.observe(box);
+  talk.addEventListener("click", ({ target }) => {
+    if (target.closest('#chatbot [aria-label="Edit"]')) setTimeout(follow); // when Gradio has drawn the box
+    if (target.closest('#chatbot [aria-label="Submit"]')) isPinned = true;
+  }, true);
   document.addEventListener("entered", () => { isPinned = true; follow(); });
 };
 // Escape stops an answer; Control or Command and Enter sends from anywhere, and extracts in its tab.
