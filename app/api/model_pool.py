@@ -61,6 +61,7 @@ class Slot:
         change: held while the model falls asleep or wakes up.
         num_users: requests that use it or wait for it.
         is_leaving: it ends when its requests have; new ones wait for another slot.
+        began, phase: when its loading began, and what is done now.
     """
 
     entry: CatalogueEntry
@@ -70,6 +71,8 @@ class Slot:
     num_users: int = 0
     last_used: float = field(default_factory=time.monotonic)
     is_leaving: bool = False
+    began: float = field(default_factory=time.monotonic)
+    phase: str = "waiting until another model is loaded"
 
     @property
     def is_gone(self) -> bool:
@@ -246,7 +249,9 @@ class ModelPool:
             try:
                 if slot.entry.problem:
                     raise ConfigError(slot.entry.problem)
+                slot.phase = "making room in memory"
                 await self._make_room(slot.entry)
+                slot.phase = f"loading {slot.entry.num_bytes / 2**20:,.0f} MiB"
                 slot.context = await self._start(slot.entry)
             except (ConfigError, EngineError) as error:
                 logger.warning("the model %s could not be loaded: %s", slot.entry.name, error)

@@ -251,7 +251,7 @@ class Extractor:
             source=source, record=record, raw=completion.text, valid=not errors, errors=errors,
             finish_reason=reason, confidence=confidence, evidence=evidence, leaves=tuple(seen.leaves),
             bounds=bounds, notes=notes, checks=checks,
-            flags=find_flags(schema, seen.leaves, confidence, evidence, checks, sure_from, notes),
+            flags=find_flags(schema, seen.leaves, confidence, evidence, checks, sure_from, notes, text),
             sure_from=sure_from, output=output, usage=Usage.of(output),
         )
 
@@ -318,5 +318,5 @@ def make_again(schema: Schema, text: str, result: ExtractionResult, record: Any)
     return replace(
         result, record=record, raw=raw, valid=not errors, errors=errors, evidence=evidence,
         leaves=tuple(leaves), checks=checks,
-        flags=find_flags(schema, leaves, result.confidence, evidence, checks, result.sure_from, result.notes),
+        flags=find_flags(schema, leaves, result.confidence, evidence, checks, result.sure_from, result.notes, text),
     )

@@ -92,6 +92,7 @@ def find_evidence(leaves: Sequence[Leaf], source: str) -> dict[str, Evidence]:
     known: dict[tuple[type, Scalar], tuple[Match, list[Span]]] = {}
     found: dict[str, Evidence] = {}
     lists: dict[Path, _ListReader] = {}
+    several: dict[str, tuple[Match, list[Span]]] = {}  # of values outside lists that stand in several places
     for leaf in leaves:
         if isinstance(leaf.value, bool) or leaf.value is None or leaf.value == "":
             continue
@@ -103,6 +104,8 @@ def find_evidence(leaves: Sequence[Leaf], source: str) -> dict[str, Evidence]:
         if not spans:
             found[leaf.pointer] = NO_EVIDENCE
             continue
+        if not places and len(spans) > 1:
+            several[leaf.pointer] = match, spans
         if places:
             # Use the outermost list that contains the value: its items are usually in the order of the source.
             reader = lists.get(leaf.path[: places[0]]) or _ListReader(finder)
@@ -111,7 +114,20 @@ def find_evidence(leaves: Sequence[Leaf], source: str) -> dict[str, Evidence]:
         else:
             start, end = spans[0]
         found[leaf.pointer] = Evidence(match, start, end, source[start:end])
+    _part(found, several, source)
     return found
+
+
+def _part(found: dict[str, Evidence], several: dict[str, tuple[Match, list[Span]]], source: str) -> None:
+    """Move each value outside lists that shares its place with another one to the next place that is free."""
+    taken = bytearray(len(source))
+    for pointer, each in found.items():
+        if pointer not in several:
+            taken[each.start : each.end] = b"\1" * (each.end - each.start)
+    for pointer, (match, spans) in several.items():
+        start, end = next((span for span in spans[:MAX_SPANS] if taken.find(1, *span) < 0), spans[0])
+        found[pointer] = Evidence(match, start, end, source[start:end])
+        taken[start:end] = b"\1" * (end - start)
 
 
 class _ListReader:
@@ -187,7 +203,9 @@ class _Finder:
         self.clocks: dict[str, list[Span]] = {}
         self.moments: dict[datetime.datetime, list[Span]] = {}
         self.numbers: dict[int | float, list[Span]] = {}
-        dates, clocks = read_dates(source), sorted(find_clocks(source), key=lambda clock: clock[1])
+        dates = read_dates(source)
+        self.days = sorted((date.start, date.end) for date in dates)
+        clocks = sorted(find_clocks(source), key=lambda clock: clock[1])
         for date in dates:
             for spelling in date.spellings:
                 self.dates.setdefault(spelling, []).append((date.start, date.end))
@@ -217,7 +235,15 @@ class _Finder:
         spans = sorted(dict.fromkeys(self.numbers.get(value, ())))
         written = repr(value)
         exact = [span for span in spans if self.source[slice(*span)] == written and self._stands_alone(span)]
-        return ("exact", exact) if exact else ("normalised", spans)
+        # 10.00 is a likelier place of the number 10 than 10 May 2026.
+        outside = [span for span in exact if not self._is_in_date(span)]
+        if exact and not outside and any(not self._is_in_date(span) for span in spans):
+            return "normalised", [span for span in spans if not self._is_in_date(span)]
+        return ("exact", outside or exact) if exact else ("normalised", spans)
+
+    def _is_in_date(self, span: Span) -> bool:
+        at = bisect_left(self.days, (span[1], 0)) - 1
+        return at >= 0 and self.days[at][1] > span[0]
 
     def _stands_alone(self, span: Span) -> bool:
         beside = self.source[span[0] - 1 : span[0]] + self.source[span[1] : span[1] + 1]

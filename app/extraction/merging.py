@@ -58,7 +58,9 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult], te
         evidence=merger.evidence,
         leaves=tuple(leaves),
         checks=checks,
-        flags=find_flags(schema, leaves, merger.confidence, merger.evidence, checks, results[0].sure_from, notes),
+        flags=find_flags(
+            schema, leaves, merger.confidence, merger.evidence, checks, results[0].sure_from, notes, text
+        ),
         # One part may have been read without limits.
         bounds=BoundedSchema(results[0].bounds.schema, tuple(dict.fromkeys(added))),
         notes=notes,

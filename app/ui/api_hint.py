@@ -11,6 +11,7 @@ import gradio as gr
 from gradio.route_utils import get_root_url
 
 from app.extraction.cases import find_schemas
+from app.ui.batch.downloads import make_slug
 from app.ui.extract.schema_panel import parse_schema
 from engine import Engine
 
@@ -21,6 +22,11 @@ MAX_LINE_CHARS = 64
 TEXT = "Ada Lovelace, Analyst, Northwind Ltd, ada@example.com, +44 20 7946 0018"  # while Extract has none
 # A long text stays in the browser.
 CUT_TEXT = f"(kind, schema, text) => [kind, schema, (text || '').slice(0, {MAX_TEXT_CHARS})]"
+
+NAME_DOWNLOADS = """document.querySelector("#snippets").addEventListener("click", (event) => {
+  const link = event.target.closest("a[download]");
+  if (link && props.value) link.download = link.download.replace(/^[^.]*/, props.value);
+}, true);"""
 
 CURL = """curl {base_url}/{route} \\
   -H 'Content-Type: application/json' \\{key_line}
@@ -99,6 +105,10 @@ def build_api_tab(
                     language=language, label=label, interactive=False, lines=1, max_lines=24, wrap_lines=True,  # type: ignore[arg-type]
                 ))
 
+    # Never displayed; the downloads of the code boxes are all called "file" otherwise.
+    saved_as = gr.HTML(
+        "", html_template="", apply_default_css=False, elem_id="snippet-name", js_on_load=NAME_DOWNLOADS
+    )
     ready_made = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in find_schemas().items()}
 
     def fill(kind: str, schema: str, text: str, request: gr.Request) -> tuple[str, ...]:
@@ -107,11 +117,13 @@ def build_api_tab(
         asked = next((name for name, each in ready_made.items() if each == found), found)
         if not text.strip():
             asked, text = "contact", TEXT
-        return make_snippets(url, engine.model_name, needs_key, kind, asked, text)
+        title = asked if isinstance(asked, str) else asked.get("title", "")
+        name = "chat" if kind == CHAT else make_slug(f"extract {title}")
+        return *make_snippets(url, engine.model_name, needs_key, kind, asked, text), name
 
     gr.Markdown(ENDPOINTS.format(key=KEY_NEEDED if needs_key else KEY_FREE), elem_id="endpoints")
     gr.on(
-        [demo.load, tab.select, kind.input], fill, [kind, schema, text], [base_url, *codes], js=CUT_TEXT,
+        [demo.load, tab.select, kind.input], fill, [kind, schema, text], [base_url, *codes, saved_as], js=CUT_TEXT,
         queue=False, show_progress="hidden", api_visibility="private", trigger_mode="always_last",
     )
 

@@ -1,9 +1,10 @@
-"""The models of this machine: what is loaded, and buttons to fetch, load and end others."""
+"""The models of this machine: what is loaded, and buttons to fetch, load and unload others."""
 
 from __future__ import annotations
 
 import asyncio
 import html
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,11 +34,11 @@ class Work:
     problem: str = ""
 
     def describe(self) -> str:
-        """Say how far it is, in HTML."""
+        """Say how far a download is, or why it failed, in HTML; "" while the model is loaded."""
         if self.task.done():
             return f'<span class="bad">{html.escape(self.problem)}</span>'
         if not self.progress:
-            return "<progress></progress> loading …"
+            return ""
         done, total = self.progress[-1]
         return f'<progress value="{done}" max="{total}"></progress> {done / 2**20:,.0f} of {total / 2**20:,.0f} MiB'
 
@@ -119,6 +120,12 @@ class ModelPanel:
         work = self._work.get(entry.name)
         return entry.model in self.pool.slots or (work is not None and not work.task.done())
 
+    def _say_loading(self, entry: CatalogueEntry) -> str:
+        """Say what is done to load a model, and since when, in HTML."""
+        slot = self.pool.slots.get(entry.model)
+        phase, began = (slot.phase, slot.began) if slot is not None else ("beginning", time.monotonic())
+        return f"<progress></progress> {phase}, {time.monotonic() - began:.0f} s"
+
     def _draw_loaded(self, name: str, engine: Engine, entry: CatalogueEntry | None) -> str:
         state = STATE_WORDS.get(engine.state) or ("busy" if engine.stats().num_running else "ready")
         rate = self._meters.setdefault(name, RateMeter()).update(engine.stats().generation_tokens)
@@ -128,7 +135,7 @@ class ModelPanel:
             size = f"{report.weight_bytes / 2**20:,.0f} MiB, computes in {engine.resolved.worker.dtype}"
             context = f"{engine.resolved.max_model_len:,} tokens"
         can_end = entry is not None and entry.model not in self.pool.kept and engine.state != "closed"
-        button = _draw_button("end", name, "End") if can_end else ""
+        button = _draw_button("end", name, "Unload") if can_end else ""
         license_ = _license(entry) if entry is not None else self._first_license or ""
         badge = f'<span class="state good">{state}</span>'
         return _draw_row(name, (badge, button, size, context, f"{rate:,.0f} tok/s", license_))
@@ -136,10 +143,8 @@ class ModelPanel:
     def _draw_other(self, entry: CatalogueEntry) -> str:
         work, is_at_work = self._work.get(entry.name), self._is_at_work(entry)
         state = "here" if entry.is_here else "not here"
-        if work is not None:
-            state = work.describe()
-        elif is_at_work:
-            state = "loading …"
+        if is_at_work or work is not None:
+            state = (work.describe() if work is not None else "") or self._say_loading(entry)
         elif entry.problem:
             state = f'<span class="bad">{html.escape(scrub(entry.problem))}</span>'
         context = f"{entry.context_length:,} tokens" if entry.context_length else ""

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from app.api import chat
 from app.api.context import ApiContext, Context, JsonRoute
 from app.api.errors import BadRequest
+from app.api.fields import warn
 from app.api.gate import RequestInfo
 from app.api.model_pool import Pool
 from app.api.responses.events import frame_event, list_events
@@ -122,10 +123,10 @@ async def make_writer(
     tools = read_tools(body.tools or ())
     asked = read_request(body, tools, before)
     call = await chat.prepare(asked, info, context, "resp_")
-    if asked.fields.logprobs and (call.tools or call.thinking):
-        message = "logprobs beside tools or reasoning are on /v1/chat/completions only: they cover the whole output"
-        raise BadRequest(message, "include", "unsupported_field")
-    return ResponseWriter(call, body, tools.names, keep)
+    has_logprobs = not call.tools and not call.thinking
+    if asked.fields.logprobs and not has_logprobs:
+        warn("include: logprobs were left out beside tools or reasoning: they cover the whole output, not its message")
+    return ResponseWriter(call, body, tools.names, keep, has_logprobs)
 
 
 async def _read_stored(body: ResponsesRequest, info: RequestInfo, context: ApiContext) -> list[Json]:

@@ -32,6 +32,7 @@ class ResponseWriter(BlockWriter):
     Args:
         names: name of a function for the model -> its fields in an item, where they differ.
         keep: stores the response, before its last event is sent.
+        has_logprobs: the output is one message, whose log probabilities are those of the output.
     """
 
     TYPES: ClassVar = {
@@ -40,12 +41,13 @@ class ResponseWriter(BlockWriter):
 
     def __init__(
         self, call: Call, body: ResponsesRequest, names: Mapping[str, Json],
-        keep: Callable[[Json], None] = lambda reply: None,
+        keep: Callable[[Json], None] = lambda reply: None, has_logprobs: bool = True,
     ) -> None:
         super().__init__(call)
         self._body = body
         self._names = names
         self._keep = keep
+        self._has_logprobs = has_logprobs
         self._sequence_number = 0
         self._logprobs: list[Json] = []
         self._num_sent = 0  # log probabilities that events have had
@@ -123,7 +125,7 @@ class ResponseWriter(BlockWriter):
         self._sequence_number += 1
 
     def add_delta(self, delta: Delta) -> None:
-        if found := self.call.describe_logprobs(delta.gained.logprobs):
+        if self._has_logprobs and (found := self.call.describe_logprobs(delta.gained.logprobs)):
             self._logprobs += found["content"]
         super().add_delta(delta)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,12 @@ from gradio.utils import get_upload_folder
 from app.extraction.export import FORMATS, ExportError, export
 
 FILE_NAMES = {"jsonl": "JSONL", "csv": "CSV", "xlsx": "Excel", "parquet": "Parquet"}
+MAX_SLUG_CHARS = 60
+
+
+def make_slug(name: str) -> str:
+    """Return a name as a part of a file name: without spaces, signs and slashes."""
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.")[:MAX_SLUG_CHARS]
 
 
 def label(file_format: str) -> str:

@@ -15,6 +15,7 @@ from app.extraction.batch import describe_failure
 from app.extraction.flags import LOW_CONFIDENCE
 from app.extraction.sources import Source, load_source
 from app.store import Connection, Item, Store, jobs, objects
+from app.ui.batch.downloads import make_slug
 from app.ui.extract.shown import Shown, restore
 
 Record = dict[str, Any]
@@ -97,9 +98,11 @@ class BatchRun:
 
     @property
     def document(self) -> str:
-        """Return the name of the one file that was opened, without its suffix; "" if there were several."""
-        paths = self.job.body.get("opened", {}).get("paths", ())
-        return Path(paths[0]).stem if len(paths) == 1 else ""
+        """Return the name of the one file that was opened, without its suffix; of several, what the schema is named."""
+        opened = self.job.body.get("opened", {})
+        paths = opened.get("paths", ())
+        name = Path(paths[0]).stem if len(paths) == 1 else str(self.schema.get("title") or opened.get("schema", ""))
+        return make_slug(name)
 
     @property
     def is_running(self) -> bool:

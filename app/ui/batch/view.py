@@ -140,9 +140,10 @@ def _render_table(run: BatchRun) -> str:
 
 
 def _render_record(number: int, record: dict[str, Any], columns: list[str]) -> str:
-    name = html.escape(record["source"])
+    name, opens = html.escape(record["source"]), ""
     if record["record"] is not None:
-        name = f'<button type="button" class="open" data-row="{number - 1}" title="Review this row">{name}</button>'
+        name = f'<button type="button" class="open" title="Review this row">{name}</button>'
+        opens = f' data-row="{number - 1}" tabindex="-1"'
     head = f'<td>{number}</td><th scope="row">{name}</th>'
     if "error" in record:
         span = max(len(columns), 1)
@@ -164,7 +165,7 @@ def _render_record(number: int, record: dict[str, Any], columns: list[str]) -> s
     word = "not valid" if word == "stop" else "cut off" if word == "length" else word
     num_flags = len(record["flags"])
     flags = f'<span class="state cut">{num_flags} to check</span>' if num_flags else "–"
-    return f'<tr>{head}<td><span class="state {kind}">{word}</span></td><td>{flags}</td>{cells}</tr>'
+    return f'<tr{opens}>{head}<td><span class="state {kind}">{word}</span></td><td>{flags}</td>{cells}</tr>'
 
 
 def _is_ended(record: dict[str, Any]) -> bool:
@@ -197,7 +198,8 @@ def _spell(value: Any) -> str:
 def _show(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         first = ", ".join(_spell(inner) for inner in value[0].values())
-        return f"<b>{len(value)} ×</b> <bdi>{_clip(first)}</bdi>{' …' if len(value) > 1 else ''}"
+        count = f"{len(value)} item{'s' if len(value) > 1 else ''}"
+        return f"<b>{count}:</b> <bdi>{_clip(first)}</bdi>{' …' if len(value) > 1 else ''}"
     return _clip(_spell(value))
 
 

@@ -12,12 +12,15 @@ from pathlib import Path
 from app.extraction import Evidence, Source
 from app.extraction.boxes import find_boxes
 from app.extraction.decoding import UnreadableSource
+from app.extraction.files import read_file
 from app.extraction.pdf import render_page
 from app.extraction.reading import read_apart
 from app.extraction.sources import (
+    FILE_COLUMN,
     IMAGE_TYPES,
     MAX_FILE_BYTES,
     OFFICE_TYPES,
+    SHEET_TYPES,
     TEXT_COLUMN,
     read_bytes,
     read_rows,
@@ -33,6 +36,7 @@ class Opened:
 
     path: Path
     source: Source
+    is_table: bool = False  # in Batch each of its rows becomes a record
 
     @property
     def digest(self) -> str:
@@ -43,10 +47,6 @@ class Opened:
     @property
     def is_pdf(self) -> bool:
         return self.path.suffix.lower() == ".pdf"
-
-    @property
-    def is_table(self) -> bool:
-        return self.path.suffix.lower() in (".csv", ".tsv")
 
     @property
     def is_photo(self) -> bool:
@@ -60,9 +60,11 @@ def open_path(path: Path, sees_images: bool) -> Opened:
     """
     suffix = path.suffix.lower()
     if suffix in (".pdf", *OFFICE_TYPES, *IMAGE_TYPES):
-        return Opened(path, read_rows(path, with_images=sees_images)[0].pick(TEXT_COLUMN))
+        source = read_rows(path, with_images=sees_images)[0].pick(TEXT_COLUMN)
+        is_table = suffix in SHEET_TYPES and {*read_file(path).columns} != {FILE_COLUMN, TEXT_COLUMN}
+        return Opened(path, source, is_table)
     # A table is one text here.
-    return Opened(path, Source(path.name, read_text(path, MAX_TEXT_BYTES)))
+    return Opened(path, Source(path.name, read_text(path, MAX_TEXT_BYTES)), suffix in (".csv", ".tsv"))
 
 
 async def show_page(opened: Opened, number: int, evidence: Evidence | None = None) -> str:

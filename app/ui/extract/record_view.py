@@ -25,7 +25,7 @@ NO_SOURCE = (
     "<p>After an extraction it is shown here with its evidence marked.</p></div>"
 )
 STOPPED = "stopped: it repeated itself"
-LOOK_FIRST = "Look, then approve"
+LOOK_FIRST = "Go to marked, then approve"
 HELP = "Enter: this value is right, on to the next. Alt and arrow: step. Esc: as before."
 
 

@@ -48,6 +48,7 @@ KIND_WORDS = {
     "quantity": "whole number", "count": "whole number", "age": "whole number", "year": "whole number",
     "is": "yes or no", "has": "yes or no",
 }
+A_COUNT, AN_AMOUNT = re.compile(r"\b(number|count|quantity) of\b|\bhow many\b"), re.compile(r"\bhow much\b")
 MAX_WORDS = 4
 SENTENCE = re.compile(r"[.!?]\s|[.!?]$")
 
@@ -64,11 +65,22 @@ def read_names(wish: str) -> Schema | None:
     for name in names:
         is_list = name.endswith(LIST.strip())
         words = re.findall(r"[^\W_]+", name.removesuffix(LIST.strip()).lower())
-        kind = next((KIND_WORDS[word] for word in reversed(words) if word in KIND_WORDS), "text")
+        kind = _find_kind(words)
         if words:
             inner = KINDS[kind]
             properties["_".join(words)] = {"type": "array", "items": inner} if is_list else inner
     return _make_schema("", properties)
+
+
+def _find_kind(words: list[str]) -> str:
+    """Return the kind that a name suggests: the last word that does, but a count in "number of due dates"."""
+    name = " ".join(words)
+    if A_COUNT.search(name):
+        return "whole number"
+    if AN_AMOUNT.search(name):
+        return "number"
+    kinds = (KIND_WORDS.get(word) or KIND_WORDS.get(word.removesuffix("s")) for word in reversed(words))
+    return next(filter(None, kinds), "text")
 
 
 def _make_schema(title: str, properties: dict[str, Schema]) -> Schema | None:

@@ -1,9 +1,15 @@
 // Opens a row of the records for review, and keeps the id of the run, or of the opened files, for a reload.
-element.addEventListener("click", (event) => {
-  const button = event.target.closest?.("[data-row]");
-  if (!button) return;
-  trigger("open", { row: Number(button.dataset.row) });
+const openRow = (row) => {
+  if (!row) return;
+  trigger("open", { row: Number(row.dataset.row) });
   seek(60);
+};
+element.addEventListener("click", (event) => {
+  const isReading = getSelection()?.toString() && !event.target.closest?.("button"); // a text of the row is selected
+  if (!isReading) openRow(event.target.closest?.("[data-row]"));
+});
+element.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && event.target.matches?.("tr[data-row]")) openRow(event.target);
 });
 // The row opens above the table, which may be out of sight. The focus goes to what leads to the first value to check, or
 // to the next row: never to Approve, which a second press of Enter would reach.
