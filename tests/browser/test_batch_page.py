@@ -48,6 +48,20 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     site.page.get_by_text("8 of 8 rows").wait_for()
     site.page.get_by_text("the column 'note' is empty in this row").wait_for()
     site.page.get_by_text("of the prompts from the prefix cache").wait_for()
+    # One field, in all the rows where it asks: its values beside their places in the texts.
+    asking = site.page.locator(".ask-line [data-field]").first
+    asking.click()
+    confirm = site.page.get_by_role("button", name="rows shown")
+    confirm.wait_for()
+    site.page.get_by_role("columnheader", name="in the text").wait_for()
+    site.page.get_by_role("button", name="Show all rows").click()
+    named = asking.inner_text()
+    asking.click()
+    confirm.click()
+    site.wait_for(lambda: asking.count() == 0 or asking.inner_text() != named)
+    site.page.get_by_role("columnheader", name="vendor").wait_for()
+    site.page.get_by_label("Most to check first").uncheck()
+    site.page.locator("#batch-records tbody tr:first-child[data-row='0']").wait_for()
     # Rows are corrected in place; an approved one makes way for the next.
     site.page.locator("[data-row='0']").click()
     site.page.get_by_text("Row 1 of 8").wait_for()

@@ -13,6 +13,7 @@ from app.api.context import ApiContext
 from app.extraction.review import EditError
 from app.store import StoreError
 from app.ui.batch.run import BatchRun
+from app.ui.batch.view import render_records
 from app.ui.extract.desk import Desk, Update
 from app.ui.extract.run import approve
 from app.ui.extract.shown import Shown
@@ -57,8 +58,13 @@ class RowReview:
         """
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         at_once = {"queue": False, **quiet}
+        self._records = records
         parts = [self.panel, self.place, self.index, self.previous, self.next, *self.desk.parts]
         records.open(self.open_row, None, parts, **at_once)
+        records.pick(self.pick, None, [records, self.panel], **at_once)
+        records.confirm(
+            self.confirm, None, [*redrawn, self.panel], concurrency_limit=1, concurrency_id="review", **quiet
+        )
         self.previous.click(self.go_back, self.index, parts, **at_once)
         self.next.click(self.go_on, self.index, parts, **at_once)
         self.close.click(lambda: gr.update(visible=False), None, self.panel, **at_once)
@@ -70,6 +76,22 @@ class RowReview:
 
     async def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
         return await self._review(str(request.session_hash), int(data._data["row"]))
+
+    async def pick(self, request: gr.Request, data: gr.EventData) -> Update:
+        """Show one field of the rows that ask for a look at it, side by side, or whole records again."""
+        run = self._shown.get(str(request.session_hash))
+        if run is None:
+            return gr.skip()
+        await run.show_field(self._context.store, str(data._data["field"]))
+        return {self._records: render_records(run), self.panel: gr.update(visible=False)}
+
+    async def confirm(self, request: gr.Request) -> Update:
+        """Mark the values that stand side by side as checked."""
+        run = self._shown.get(str(request.session_hash))
+        if run is None or not run.focus:
+            return gr.skip()
+        await run.confirm_field(self._context.store)
+        return {self.panel: gr.update(visible=False), **await self._redraw(run)}
 
     async def go_back(self, index: int, request: gr.Request) -> Update:
         """Open the row before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,9 +17,11 @@ from app.extraction.flags import LOW_CONFIDENCE
 from app.extraction.sources import Source, load_source
 from app.store import Connection, Item, Store, jobs, objects
 from app.ui.batch.downloads import make_slug
+from app.ui.batch.fields import cut_text, has_record, list_asking
 from app.ui.extract.shown import Shown, restore
 
 Record = dict[str, Any]
+NUM_SHOWN = 100  # rows on the page at most, because thousands make it slow; the downloads have all rows
 # What a row of the store has for this page, beside the record that the files have.
 INNER = ("usage", "choices", "draft", "checked", "seen")
 
@@ -30,12 +33,15 @@ class BatchRun:
     owner: str
     job: Item
     sure_from: float | None = LOW_CONFIDENCE
-    lowest_first: bool = False  # show the records with the lowest confidence first
+    asking_first: bool = True  # show the records with most to check first, once all are there
+    focus: str = ""  # the field of which the page shows the values side by side; "": it shows whole records
+    cuts: dict[int, dict[str, str]] = field(default_factory=dict)  # their places in the texts as HTML, by row
     is_stale: bool = False  # another column or schema is chosen now
     counts: dict[str, int] = field(default_factory=dict)  # rows by state
     records: dict[int, Record] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
     _num_read: int = 0
+    _asked: dict[int, int] = field(default_factory=dict)  # values to check when the row was read: rows stay in place
 
     async def update(self, store: Store) -> bool:
         """Read what has changed since; returns whether anything has."""
@@ -53,6 +59,7 @@ class BatchRun:
         self.job, self.counts = job, counts
         for ended, index, record in found:
             self._num_read, self.records[index] = ended, record
+            self._asked[index] = len(record.get("flags", ()))
         return bool(found) or before != (job.body, counts)
 
     async def open_row(self, store: Store, index: int) -> Shown | None:
@@ -78,6 +85,8 @@ class BatchRun:
         inner = {"checked": sorted(shown.checked), "seen": sorted(shown.seen), "draft": draft}
         record = self.records[index] = source.complete(record) | kept | reviewed | inner
         await store.run(jobs.change_result, self.job.number, index, json.dumps(record))
+        if self.focus:
+            self._cut(index, source.text)
 
     @property
     def schema(self) -> Schema:
@@ -124,9 +133,37 @@ class BatchRun:
     def list_rows(self) -> list[int]:
         """Return the indices of the finished rows in the order of the page."""
         done = sorted(self.records)
-        if self.lowest_first:
-            done.sort(key=lambda index: least_confidence(self.records[index]))
+        if self.focus:
+            return [index for index in done if list_asking(self.records[index], self.focus)]
+        if self.asking_first and not self.is_running:
+            done.sort(key=lambda index: (-self._count_asked(index), least_confidence(self.records[index])))
         return done
+
+    def _count_asked(self, index: int) -> float:
+        record = self.records[index]
+        return self._asked.get(index, len(record["flags"])) if has_record(record) else math.inf
+
+    async def show_field(self, store: Store, name: str) -> None:
+        """Show one field of the rows where it asks side by side; "" shows whole records again."""
+        self.focus, self.cuts = name, {}
+        for index in self.list_rows()[:NUM_SHOWN]:
+            self._cut(index, load_source(str(await store.run(jobs.read_row, self.job.number, index))).text)
+
+    async def confirm_field(self, store: Store) -> None:
+        """Mark the values of the field that the page shows as checked by a person, and show whole records again."""
+        for index in self.list_rows()[:NUM_SHOWN]:
+            shown = await self.open_row(store, index)
+            for pointer in list_asking(self.records[index], self.focus) if shown else ():
+                shown = shown and shown.act({"action": "check", "pointer": pointer})
+            if shown:
+                await self.keep(store, index, shown)
+        await self.show_field(store, self.focus if self.list_rows() else "")
+
+    def _cut(self, index: int, text: str) -> None:
+        record = self.records[index]
+        evidence = record.get("evidence", {})
+        pointers = list_asking(record, self.focus)
+        self.cuts[index] = {pointer: cut_text(text, evidence.get(pointer)) for pointer in pointers}
 
     def find_next(self, index: int, step: int = 1) -> int | None:
         """Return the row with a record that follows or precedes another on the page."""

@@ -102,7 +102,7 @@ class BatchRunner:
 
         Args:
             schema, problem: of the Extract tab; they count when no example schema of that name is chosen.
-            order: whether records with the lowest confidence come first.
+            order: whether records with most to check come first, once the run has ended.
             model: which of the loaded models reads the rows.
         """
         session, owner = str(request.session_hash), find_owner(request)
@@ -140,10 +140,10 @@ class BatchRunner:
             async for update in updates:
                 yield update
 
-    def _make_run(self, owner: str, job: Item, lowest_first: bool = False) -> BatchRun:
+    def _make_run(self, owner: str, job: Item, asking_first: bool = True) -> BatchRun:
         engine = self.models.find(job.body["model"])
         sure_from = None if engine is None else Extractor(engine).sure_from
-        return BatchRun(owner, job, sure_from, lowest_first)
+        return BatchRun(owner, job, sure_from, asking_first)
 
     async def _show(self, session: str, run: BatchRun) -> AsyncGenerator[Update, None]:
         """Update the page while the run goes on, and at its end; closing the generator leaves the run alone."""

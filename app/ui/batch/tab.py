@@ -145,7 +145,7 @@ class BatchTab(BatchRunner):
             ]
             self.again = gr.Button("Run failed rows again", visible=False, size="sm", min_width=220)
             self.order = gr.Checkbox(
-                False, label="Least sure first", container=False, min_width=140, elem_id="batch-order"
+                True, label="Most to check first", container=False, min_width=150, elem_id="batch-order"
             )
         self.unwritten = gr.HTML("", apply_default_css=False)
         gr.HTML(STALE_NOTE, apply_default_css=False)
@@ -308,10 +308,10 @@ class BatchTab(BatchRunner):
                 yield update
 
     async def sort(self, order: bool, request: gr.Request) -> Any:
-        """Sort the records by confidence, lowest first, or in row order."""
+        """Sort the records by how much there is to check in them, or in row order."""
         run = self.shown.get(str(request.session_hash))
         if run is None:
             return gr.skip()
         # A run that goes on keeps this order.
-        run.lowest_first = order
+        run.asking_first = order
         return render_records(run)

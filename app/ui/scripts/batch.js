@@ -5,6 +5,9 @@ const openRow = (row) => {
   seek(60);
 };
 element.addEventListener("click", (event) => {
+  const picked = event.target.closest?.("[data-field]");
+  if (picked) trigger("pick", { field: picked.dataset.field });
+  if (event.target.closest?.("[data-confirm]")) { event.target.disabled = true; trigger("confirm"); }
   const isReading = getSelection()?.toString() && !event.target.closest?.("button"); // a text of the row is selected
   if (!isReading) openRow(event.target.closest?.("[data-row]"));
 });

@@ -24,6 +24,7 @@ from app.extraction.flags import ENDED
 from app.extraction.sources import Row, TableLimits, UnreadableSource, make_table
 from app.store import Item
 from app.ui.batch import downloads, tables
+from app.ui.batch.fields import cut_text
 from app.ui.batch.run import BatchRun
 from app.ui.batch.tab import AS_IN_EXTRACT, BatchTab
 from app.ui.batch.tables import NO_TABLE, OpenTables, open_table
@@ -339,6 +340,38 @@ async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections(ma
     back = show(tab, await tab.review.go_back(3, REQUEST))
     assert back.index == 0 and "typed by you" in back.fields and "Approved" in back.fields
     assert await tab.review.go_back(0, REQUEST) == gr.skip()
+
+
+async def test_one_field_is_checked_in_all_rows_where_it_asks(make_tab: MakeTab) -> None:
+    rows = tuple(Row(name, {"text": f"{name} <b>ordered</b> lamps"}) for name in ("Ada", "Bob", "Ada & Eve"))
+    record = '{"name": "Ada", "lines": [{"count": 9}]}'
+    tab, _ = make_tab((*rows, Row("bad", error="broken")), record=record)
+    await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, True, "fake"))
+    run, order = tab.shown[REQUEST.session_hash], [3, 0, 1, 2]
+    assert run.list_rows() == order  # the failed row, and then those with most to check
+    page = show(tab, await tab.review.open_row(REQUEST, SimpleNamespace(_data={"row": 0})))  # type: ignore[arg-type]
+    update = show(tab, await correct(tab, page, action="check", pointer="/name"))
+    assert run.list_rows() == order  # a row stays where it is while a person checks it
+    asks = re.findall(r'data-field="(.*?)".*?<b>(.*?)</b> (asks in .*?)<', update.records)
+    assert asks == [("/lines/*/count", "count", "asks in 3 of 4 rows"), ("/name", "name", "asks in 2 rows")]
+    event: Any = SimpleNamespace(_data={"field": "/name"})
+    shown = (await tab.review.pick(REQUEST, event))[tab.records]
+    assert run.list_rows() == [1, 2] and run.find_next(1) == 2 and 'data-row="0"' not in shown
+    assert "<td><mark>Ada</mark> &amp; Eve &lt;b&gt;ordered" in shown and "not in the text" in shown
+    assert "Approve name in all 2 rows shown" in shown
+    update = show(tab, await tab.review.confirm(REQUEST))
+    assert [run.records[index]["checked"] for index in range(3)] == [["/name"]] * 3 and run.list_rows() == order
+    assert [list(run.records[index]["flags"]) for index in range(3)] == [["/lines/0/count"]] * 3
+    assert "name</b> asks" not in update.records and b'"/name": [' not in read(update.jsonl)
+    assert not run.records[1].get("approved")  # the other values of the row still wait
+    assert await tab.review.confirm(REQUEST) == gr.skip()
+
+
+def test_the_place_of_a_value_is_cut_out_of_its_text() -> None:
+    text = "x" * 100 + "<3 lamps>" + "y" * 100
+    cut = cut_text(text, {"match": "exact", "start": 101, "end": 102})
+    assert cut == "…" + "x" * 59 + "&lt;<mark>3</mark> lamps&gt;" + "y" * 53 + "…"
+    assert cut_text("a", None) == cut_text("a", {"match": "none", "start": 0, "end": 0}) == "–"
 
 
 async def test_what_cannot_be_run_is_explained(make_tab: MakeTab) -> None:
