@@ -1,4 +1,7 @@
-"""Projects: a visitor's stored documents with their records, their names, and the list of recent ones."""
+"""Projects: a visitor's stored documents with their records, their names, and the list of recent ones.
+
+What a person corrected and what another model read stay when the same text is read again: each is a project of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 from app.store import Connection, objects
 from app.store.objects import Json
-from app.ui.extract.shown import digest
+from app.ui.extract.shown import Shown, digest
 
 # Limits per owner.
 MAX_PROJECTS, MAX_PROJECT_BYTES = 20, 20_000_000
@@ -28,6 +31,7 @@ def put_project(db: Connection, owner: str, project: str, body: Json) -> str:
     if not project or (before is not None and is_other(before.body, body)):
         project = secrets.token_urlsafe(16)
     objects.put(db, owner, "project", project, body)
+    _drop_copies(db, owner, project, body["record"])
     objects.keep_latest(db, owner, "project", MAX_PROJECTS, MAX_PROJECT_BYTES)
     return project
 
@@ -37,7 +41,42 @@ def is_other(before: Json, body: Json) -> bool:
     record, now = before["record"], body["record"]
     if record is None or record["text"] != before["text"]:
         return False
-    return now is None or body["text"] != before["text"] or (record["approved"] and body["schema"] != before["schema"])
+    if now is None or body["text"] != before["text"]:
+        return True
+    is_read_again = record.get("reading") != now.get("reading") and (
+        is_worked_on(record) or record.get("model") != now.get("model")
+    )
+    return is_read_again or (record["approved"] and body["schema"] != before["schema"])
+
+
+def is_worked_on(record: Json) -> bool:
+    """Return whether a person has corrected, confirmed or approved a record."""
+    is_corrected = "draft" in record and record["record"] != record["draft"]["record"]
+    return bool(record["approved"] or record.get("checked") or is_corrected)
+
+
+def find_readings(db: Connection, owner: str, shown: Shown) -> list[Json]:
+    """Return the kept records of the same text and schema, the latest first."""
+    path = str(shown.opened.path) if shown.opened is not None else ""
+    return [
+        record
+        for each in objects.find(db, owner, "project")
+        if (record := each.body["record"]) and record["text"] == shown.text and record["schema"] == shown.schema
+        if "draft" in record and (shown.text.strip() or each.body["path"] == path)
+    ]
+
+
+def _drop_copies(db: Connection, owner: str, project: str, record: Json | None) -> None:
+    """Delete other projects of the same reading, and untouched ones of the same text, schema and model."""
+    if record is None or not record.get("reading"):
+        return
+    for each in objects.find(db, owner, "project", text='"reading":'):
+        other = each.body["record"]
+        if each.id == project or not other or each.body["text"] != other["text"]:
+            continue
+        is_same = all(other.get(key) == record[key] for key in ("text", "schema", "model")) and record["text"].strip()
+        if other.get("reading") == record["reading"] or (is_same and not is_worked_on(other)):
+            objects.delete(db, owner, "project", each.id)
 
 
 def list_recent(db: Connection, owner: str, samples: Collection[str]) -> list[dict[str, Any]]:
@@ -50,6 +89,8 @@ def list_recent(db: Connection, owner: str, samples: Collection[str]) -> list[di
         {
             "id": each.id, "time": each.changed, "is_approved": is_approved(body),
             "name": body.get("name") or shorten(body["text"]) or "No text",
+            "is_corrected": bool(body["record"]) and is_worked_on(body["record"]),
+            "reader": (body["record"] or {}).get("model", ""),
         }
         for each in objects.find(db, owner, "project")
         if (body := each.body)["record"] or (body["path"] not in samples and (body["path"] or body["text"].strip()))

@@ -69,8 +69,11 @@ def render_fields(shown: Shown) -> str:
     view = _View(shown.result.leaves, shown)
     if not view.leaves:
         return EMPTY
-    missing = [change for change in shown.changes.values() if change.kind == "missing"]
-    gone = f"<table><tbody>{''.join(map(_render_missing, missing))}</tbody></table>" if missing else ""
+    rows = [_render_missing(each, "approved before") for each in shown.changes.values() if each.kind == "missing"]
+    if shown.other:
+        word = f"{shown.other[0]} read"
+        rows += [_render_missing(each, word) for each in shown.differences.values() if each.kind == "missing"]
+    gone = f"<table><tbody>{''.join(rows)}</tbody></table>" if rows else ""
     source = html.escape(shown.result.source, quote=True)
     made_of = f'data-text="{digest(shown.text)}" data-schema="{digest(shown.schema)}" data-source="{source}"'
     return f'<div class="record" {made_of}>{_render_review(shown)}{view.render()}{gone}</div>'
@@ -89,6 +92,7 @@ class _View:
         self.shown = shown
         self.reasons = shown.reasons if shown else {}
         self.changes = shown.changes if shown else {}
+        self.differences = shown.differences if shown else {}
         self.unseen = frozenset(shown.unseen) if shown else frozenset()
         self.to_check = frozenset(shown.to_check) if shown else frozenset()
 
@@ -133,7 +137,7 @@ class _View:
             buttons = f'<td class="items">{self._render_items((*path, index))}</td>' if self.shown else ""
             rows.append(f"<tr><th scope='row'>{int(index) + 1}</th>{tds}{buttons}</tr>")
             # One line for all values of the item with the same reason.
-            notes: dict[tuple[str, str], list[str]] = {}
+            notes: dict[tuple[str, str, str], list[str]] = {}
             for name, (_, leaf) in cells.items():
                 for note in self._list_notes(leaf, is_in_grid=True):
                     notes.setdefault(note, []).append(show_path(name))
@@ -181,11 +185,15 @@ class _View:
             words += ["by-hand"] * (pointer in self.shown.by_hand)
         return f'data-field="{number}" class="{" ".join(words)}"'
 
-    def _list_notes(self, leaf: Leaf, is_in_grid: bool = False) -> list[tuple[str, str]]:
-        """Return kind and text of the notes on a value: why to check it, who typed it, the value approved before."""
+    def _list_notes(self, leaf: Leaf, is_in_grid: bool = False) -> list[tuple[str, str, str]]:
+        """Return kind, text and offered value's pointer of the notes on a value.
+
+        They say why to check it, who typed it, the value approved before, and what another model read.
+        """
         if self.shown is None:
             return []
-        pointer, notes = leaf.pointer, []
+        pointer = leaf.pointer
+        notes: list[tuple[str, str, str]] = []
         is_checked = pointer in self.shown.checked
         if pointer in self.reasons:
             kind, sign = (
@@ -194,19 +202,24 @@ class _View:
                 else ("aside", "approved, not opened: ") if self.shown.is_approved
                 else ("check", "Check: ")
             )
-            notes.append((kind, sign + "; ".join(self.reasons[pointer])))
+            notes.append((kind, sign + "; ".join(self.reasons[pointer]), ""))
         if pointer in self.shown.by_hand:
-            notes.append(("aside", "typed by you"))
+            notes.append(("aside", "typed by you", ""))
         evidence = self.shown.result.evidence.get(pointer)
         page = self.shown.find_page(evidence)
         where = ["written differently in the text"] * (evidence is not None and evidence.match == "normalised")
         where += [f"page {page}"] * bool(page)
         if not is_in_grid and where:
-            notes.append(("aside", ", ".join(where)))
+            notes.append(("aside", ", ".join(where), ""))
         change = self.changes.get(pointer)
         if change is not None and change.kind in ("changed", "new"):
             before = "absent" if change.kind == "new" else json.dumps(change.verified, ensure_ascii=False)
-            notes.append(("check", f"approved before: {before}"))
+            notes.append(("check", f"approved before: {before}", ""))
+        difference = self.differences.get(pointer)
+        if difference is not None and self.shown.other is not None:
+            is_new = difference.kind == "new"
+            read = "nothing here" if is_new else json.dumps(difference.verified, ensure_ascii=False)
+            notes.append(("check", f"{self.shown.other[0]} read: {read}", "" if is_new else pointer))
         return notes
 
     def _render_items(self, path: Path) -> str:
@@ -223,9 +236,11 @@ class _View:
         )
 
 
-def _render_note(kind: str, text: str, names: str = "") -> str:
+def _render_note(kind: str, text: str, offered: str, names: str = "") -> str:
     lead = f"<b>{names}</b> " if names else ""
-    return f'<small class="tell {kind}">{lead}{html.escape(text)}</small>'
+    place = html.escape(offered, quote=True)
+    take = f' <button type="button" data-act="take" data-pointer="{place}">Take it</button>' if offered else ""
+    return f'<small class="tell {kind}">{lead}{html.escape(text)}{take}</small>'
 
 
 def _find_lists(leaves: Sequence[Leaf]) -> set[Path]:
@@ -257,7 +272,10 @@ def _render_review(shown: Shown) -> str:
     )
     disabled = "" if word == "Approve" else " disabled"
     unseen = f", {len(shown.unseen)} not opened" if shown.unseen and " when " not in word else ""
-    undo = '<button type="button" data-act="bring back">Undo the removal</button>' if shown.before else ""
+    undo = _render_undo(shown) if shown.before else ""
+    if shown.other and (count := len(shown.differences)):
+        against += f'<span class="against">differs from {html.escape(shown.other[0])} in {count} '
+        against += f"field{'s' * (count > 1)}</span>"
     is_to_look = word == "Approve" and not set(shown.to_check).isdisjoint(shown.unseen)
     approve = LOOK_FIRST if is_to_look else f"{word}{unseen}"
     return (
@@ -268,11 +286,20 @@ def _render_review(shown: Shown) -> str:
     )
 
 
-def _render_missing(change: Change) -> str:
+def _render_undo(shown: Shown) -> str:
+    if shown.before is not None and shown.before.reading == shown.reading:
+        return '<button type="button" data-act="bring back">Undo the removal</button>'
+    return (
+        '<button type="button" data-act="bring back">Undo: bring back your record</button>'
+        '<span class="against">Your record of this text, as you corrected it, is kept under Recent</span>'
+    )
+
+
+def _render_missing(change: Change, word: str) -> str:
     value = html.escape(json.dumps(change.verified, ensure_ascii=False))
     return (
         f'<tr class="gone"><th scope="row">{show_path(change.path)}</th><td>no longer there '
-        f'<small class="tell check">approved before: {value}</small></td></tr>'
+        f'<small class="tell check">{html.escape(word)}: {value}</small></td></tr>'
     )
 
 

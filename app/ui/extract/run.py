@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -32,11 +33,11 @@ from app.ui.extract.approvals import (
 )
 from app.ui.extract.desk import Desk, Update, find_first_page, find_page
 from app.ui.extract.pages import Opened, show_page
-from app.ui.extract.projects import is_same_text
+from app.ui.extract.projects import find_readings, is_same_text, is_worked_on
 from app.ui.extract.record_view import render_badge, render_figures, render_growing
 from app.ui.extract.reliability import render_calibration
 from app.ui.extract.schema_panel import BLANK_PROBLEM, is_blank
-from app.ui.extract.shown import Shown
+from app.ui.extract.shown import Shown, restore
 from app.ui.model_choice import ModelChoice, ReaderChooser, say_loading
 from app.ui.owner import find_owner
 from app.ui.pacing import pace
@@ -162,13 +163,20 @@ class ExtractRun:
         if opened is not None:
             source = opened.path.name if is_same_text(opened.source.text, text) else ""
             result = replace(result, source=source, notes=(*opened.source.notes, *result.notes))
-        choices = find_choices(result, extractor.engine, text)
-        return Shown(result, text, checked.schema, extractor.model_name, opened, choices)
+        choices, reading = find_choices(result, extractor.engine, text), secrets.token_urlsafe(8)
+        return Shown(result, text, checked.schema, extractor.model_name, opened, choices, reading=reading)
 
     async def _recall(self, shown: Shown, owner: str) -> Shown:
-        """Compare a record with the one that was approved for the same text and schema."""
-        before = await self.store.run(get_approved, owner, shown)
-        return shown if before is None else replace(shown, verified=before["record"])
+        """Compare a record with those of the same text and schema: the approved one, and another model's."""
+        approved = await self.store.run(get_approved, owner, shown)
+        readings = await self.store.run(find_readings, owner, shown)
+        other = next((each for each in readings if each["model"] != shown.model), None)
+        before = next((each for each in readings if is_worked_on(each)), None)
+        if before is not None:
+            shown = replace(shown, before=replace(restore(before, shown.text, shown.schema), opened=shown.opened))
+        if other is not None:
+            shown = replace(shown, other=(other["model"], other["record"]))
+        return shown if approved is None else replace(shown, verified=approved["record"])
 
     async def add_approved(self, shown: Shown | None, examples: str | None, request: gr.Request) -> str:
         """Append the latest approved records of the shown schema to the examples."""

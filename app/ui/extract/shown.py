@@ -34,6 +34,8 @@ class Shown:
         seen: pointers of the values that the user clicked or came to with the keyboard.
         empty: pointers of the values of added items that nobody has typed yet.
         verified: the record that was approved before for the same text and schema.
+        reading: an id of what the model read in one run; corrections keep it.
+        other: another model, and its record of the same text and schema.
     """
 
     result: ExtractionResult
@@ -50,7 +52,9 @@ class Shown:
     seen: frozenset[str] = frozenset()
     empty: frozenset[str] = frozenset()
     is_approved: bool = False
-    before: Shown | None = None  # what Undo restores, while the last change is the removal of an item
+    before: Shown | None = None  # what Undo restores: before the removal of an item, or the reading before this one
+    reading: str = ""
+    other: tuple[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.drafted is None:
@@ -69,6 +73,12 @@ class Shown:
     def changes(self) -> dict[str, Change]:
         """Return the differences from the record that was approved before, by pointer; empty without one."""
         return {} if self.verified is None else compare(self.result.record, self.verified)
+
+    @property
+    def differences(self) -> dict[str, Change]:
+        """Return the fields in which another model's record differs, by pointer; "missing" ones are only there."""
+        found = compare(self.result.record, self.other[1]) if self.other else {}
+        return {pointer: change for pointer, change in found.items() if change.kind != "same"}
 
     @property
     def reasons(self) -> dict[str, tuple[str, ...]]:
@@ -120,6 +130,8 @@ class Shown:
                 return replace(shown, checked=shown.checked | {pointer}, before=None)
             case "undo":
                 return shown.change(put_value(shown.result.record, pointer, shown.draft_of(pointer)))
+            case "take" if pointer in shown.differences:
+                return shown.change(put_value(shown.result.record, pointer, shown.differences[pointer].verified))
             case "add" | "remove":
                 changed = shown.change(*change_items(shown.result.record, pointer, action))
                 return replace(changed, before=replace(shown, before=None)) if action == "remove" else changed
@@ -179,7 +191,7 @@ class Shown:
             "origin": dict(self.origin),
             "choices": {pointer: asdict(choice) for pointer, choice in self.choices.items()},
             "checked": sorted(self.checked), "seen": sorted(self.seen), "empty": sorted(self.empty),
-            "approved": self.is_approved,
+            "approved": self.is_approved, "reading": self.reading, "other": self.other,
         }
 
 
@@ -197,7 +209,11 @@ def restore(kept: Mapping[str, Any], text: str, schema: Schema) -> Shown:
     checked, seen = frozenset(kept["checked"]), frozenset(kept.get("seen", ()))
     # Places, because added and removed items have moved the values; older versions kept none.
     shown = shown.put(kept["record"], kept.get("origin", shown.origin), frozenset(kept.get("empty", ())))
-    return replace(shown, checked=checked, seen=seen, is_approved=kept["approved"])
+    other = tuple(kept["other"]) if kept.get("other") else None
+    reading = kept.get("reading", "")
+    return replace(
+        shown, checked=checked, seen=seen, is_approved=kept["approved"], reading=reading, other=other
+    )
 
 
 def _is_as(leaf: Leaf, drafted: Leaf | None) -> bool:

@@ -3,8 +3,8 @@ const menu = element.querySelector("select");
 const when = (seconds) => new Date(seconds * 1000).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 const draw = () => {
   const found = props.value?.recent ?? [];
-  menu.replaceChildren(new Option("Recent …", ""), ...found.map(({ id, name, time, is_approved }) =>
-    new Option(`${name} · ${when(time)} · ${is_approved ? "approved" : "not approved"}`, id)));
+  menu.replaceChildren(new Option("Recent …", ""), ...found.map(({ id, name, time, is_approved, is_corrected, reader }) =>
+    new Option([name, when(time), is_approved ? "approved" : is_corrected ? "corrected" : "not approved", reader].filter(Boolean).join(" · "), id)));
   menu.hidden = !found.length;
 };
 menu.onchange = () => {

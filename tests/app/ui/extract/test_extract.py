@@ -210,6 +210,45 @@ async def test_an_approved_record_is_kept_and_a_later_run_is_compared_with_it() 
     assert "approved before" not in other.fields
 
 
+async def list_kept(tab: ExtractTab) -> list[tuple[str, bool]]:
+    return [(each["reader"], each["is_corrected"]) for each in (await tab.list_recent(REQUEST))["recent"]]
+
+
+async def test_another_models_record_is_kept_and_compared_and_its_value_can_be_taken() -> None:
+    tab, _ = make_tab(pool=make_pool())
+    first = (await run(tab, model="large"))[-1]
+    assert "differs from" not in first.fields
+    project, _ = await tab.keep("", "Ada, 36", SCHEMA, None, first.shown, REQUEST)
+    second = (await run(tab))[-1]
+    assert "differs from large in 2 fields" in second.fields
+    assert "large read: &quot;Eve&quot;" in second.fields and 'data-act="take" data-pointer="/name"' in second.fields
+    taken = await act(tab, second.shown, "take", "/name")
+    assert taken.shown.result.record["name"] == "Eve" and taken.shown.by_hand == {"/name"}
+    assert "differs from large in 1 field<" in taken.fields
+    again = restore(json.loads(json.dumps(taken.shown.dump())), "Ada, 36", json.loads(SCHEMA))
+    assert list(again.differences) == ["/age"] and again.reading == taken.shown.reading
+    # Both stay, one for each model, however often they read.
+    for model in ("fake", "large", "fake"):
+        project, _ = await tab.keep(project, "Ada, 36", SCHEMA, None, (await run(tab, model=model))[-1].shown, REQUEST)
+    assert await list_kept(tab) == [("fake", False), ("large", False)]
+    assert "differs from" not in (await run(tab, text="Ada, 36!"))[-1].fields
+
+
+async def test_a_corrected_record_stays_under_recent_when_its_text_is_read_again() -> None:
+    tab, _ = make_tab()
+    corrected = (await act(tab, (await run(tab))[-1].shown, age="37")).shown
+    project, _ = await tab.keep("", "Ada, 36", SCHEMA, None, corrected, REQUEST)
+    again = (await run(tab))[-1]
+    assert again.shown.result.record["age"] == 36 and "is kept under Recent" in again.fields
+    second, _ = await tab.keep(project, "Ada, 36", SCHEMA, None, again.shown, REQUEST)
+    assert second != project and await list_kept(tab) == [("fake", False), ("fake", True)]
+    back = await act(tab, again.shown, "bring back")
+    assert back.shown.result.record["age"] == 37 and back.shown.by_hand == {"/age"}
+    assert "kept under Recent" not in back.fields
+    third, _ = await tab.keep(second, "Ada, 36", SCHEMA, None, back.shown, REQUEST)
+    assert third == second and await list_kept(tab) == [("fake", True)]
+
+
 SLOW = f"^(?!{3 * '(?:x(?=.))*'}y)"
 
 
