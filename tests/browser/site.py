@@ -125,7 +125,7 @@ class Site:
     def approve(self) -> None:
         """Press Approve: it leads to the marked values that nobody saw, and then approves."""
         button = self.page.get_by_role("button", name="Approve")
-        while button.inner_text().startswith("Look"):
+        while button.inner_text().startswith("Go to"):
             button.click()
         button.click()
 

@@ -63,7 +63,11 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     site.page.get_by_label("Most to check first").uncheck()
     site.page.locator("#batch-records tbody tr:first-child[data-row='0']").wait_for()
     # Rows are corrected in place; an approved one makes way for the next.
-    site.page.locator("[data-row='0']").click()
+    site.page.locator("[data-row='0'] td").last.click()
+    site.page.get_by_text("Row 1 of 8").wait_for()
+    site.page.locator("tr[data-row='1']").press("Enter")
+    site.page.get_by_text("Row 2 of 8").wait_for()
+    site.page.get_by_role("button", name="Previous row").click()
     site.page.get_by_text("Row 1 of 8").wait_for()
     vendor = site.page.get_by_role("textbox", name="vendor")
     vendor.fill("Northwind & Sons")
@@ -187,3 +191,14 @@ def test_answer_and_batch_survive_a_killed_server(desk: Any, tmp_path: Path) -> 
         site.wait_for(lambda: len(site.page.locator(records).all_inner_texts()) > len(shown))
         assert len(set(shown) & set(site.page.locator(records).all_inner_texts())) == len(shown)
         site.page.close()
+
+
+def test_code_is_downloaded_under_the_name_of_what_it_asks(site: Site) -> None:
+    site.go_to("API")
+    for kind, name in (("Extract a record", "extract-contact.py"), ("Chat", "chat.py")):
+        site.page.get_by_role("radio", name=kind).check()
+        words = "chat.completions" if kind == "Chat" else "found["
+        site.page.locator("#snippets .cm-content", has_text=words).first.wait_for()
+        with site.page.expect_download() as waiting:
+            site.page.locator("#snippets a[download$='.py']").click()
+        assert waiting.value.suggested_filename == name

@@ -128,7 +128,7 @@ def is_on_first_screen(site: Site, node: Any) -> bool:
 @pytest.mark.parametrize("workbench", [(390, 844)], indirect=True)
 def test_approve_first_leads_to_a_marked_value_that_nobody_saw(workbench: Site) -> None:
     site = workbench
-    site.page.get_by_role("button", name="Look, then approve").click()
+    site.page.get_by_role("button", name="Go to marked, then approve").click()
     site.wait_for(lambda: site.page.evaluate("document.activeElement.ariaLabel") == "vendor")
     site.page.locator("#extract .value").last.focus()
     place = site.page.get_by_role("button", name="Approve, 9 not opened").bounding_box()

@@ -405,7 +405,16 @@ async def test_the_page_fetches_loads_and_ends_models(several: Server, monkeypat
 
     assert ">ready<" in await read_row("fake") and "data-act" not in await read_row("fake")
     assert "77 tokens" in (row := await read_row("a")) and 'data-act="load a"' in row
-    assert ">ready<" in (row := await press("load", "a")) and 'data-act="end a"' in row
+    async with several.pool._lock:
+        await panel.act("load", "a")
+        await wait_until(lambda: "a" in {slot.entry.name for slot in several.pool.slots.values()})
+        slot = next(iter(several.pool.slots.values()))
+        slot.began -= 7
+        assert "waiting until another model is loaded, 7 s" in (row := await read_row("a")) and "data-act" not in row
+    phases = {slot.phase}
+    await wait_until(lambda: bool(phases.add(slot.phase)) or slot.loading.done())
+    assert any(re.fullmatch(r"loading \d+ MiB", phase) for phase in phases)
+    assert ">ready<" in (row := await press("load", "a")) and 'data-act="end a">Unload<' in row
     # What is loaded comes first, then what can be loaded at once; the others, being many, are folded away.
     loaded, others = (await panel.draw()).split('class="fold-line"')
     assert re.findall('<th scope="row">(.*?)</th>', loaded) == ["fake", "a"] and 'aria-expanded="false"' in others

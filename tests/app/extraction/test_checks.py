@@ -82,7 +82,7 @@ def test_malformed_checks_are_refused(wrong: Any) -> None:
 
 def flags_of(record: str, text: str, confidence: dict[str, float], schema: Any = None) -> dict[str, tuple[str, ...]]:
     leaves = scan(record + " ").leaves
-    return find_flags(schema or {}, leaves, confidence, find_evidence(leaves, text))
+    return find_flags(schema or {}, leaves, confidence, find_evidence(leaves, text), text=text)
 
 
 def test_a_chosen_value_need_not_be_in_the_text_but_the_model_has_to_be_sure() -> None:
@@ -90,6 +90,25 @@ def test_a_chosen_value_need_not_be_in_the_text_but_the_model_has_to_be_sure() -
     record = '{"mood": "good", "paid": true}'
     assert flags_of(record, "x", {"/mood": 0.96, "/paid": 0.96}, schema) == {}
     assert flags_of(record, "x", {"/mood": 0.9, "/paid": 0.9}, schema) == {"/mood": (UNSURE,), "/paid": (UNSURE,)}
+
+
+@pytest.mark.parametrize(
+    ("text", "reasons"),
+    [
+        ("3 wrenches at 89.90 EUR", (f"{NOT_FOUND}, but EUR is",)), ("At €89.90", (f"{NOT_FOUND}, but EUR is",)),
+        ("89.90 EUR, or $99", ()), ("99 US dollars, not euros", ()), ("89.90", ()), ("EUROPA GmbH, 89.90", ()),
+    ],
+)
+def test_a_choice_that_is_not_in_the_text_is_flagged_if_another_one_is(text: str, reasons: tuple[str, ...]) -> None:
+    schema = {"properties": {"currency": {"enum": ["USD", "EUR", "SEK"]}}}
+    assert flags_of('{"currency": "USD"}', text, {"/currency": 1.0}, schema).get("/currency", ()) == reasons
+
+
+def test_an_unsure_choice_is_flagged_also_without_measurements() -> None:
+    leaves = scan('{"mood": "good", "a": 1, "b": 1, "c": 1} ').leaves
+    schema = {"properties": {"mood": {"enum": ["good", "bad"]}}}
+    sure = {"/mood": 0.84, "/a": 0.2, "/b": 0.3, "/c": 0.9}
+    assert find_flags(schema, leaves, sure, {}, sure_from=None)["/mood"] == (UNSURE,)
 
 
 def test_without_measurements_the_least_sure_third_is_flagged_and_never_what_is_certain() -> None:
@@ -108,6 +127,31 @@ def test_what_the_text_does_not_show_and_two_fields_with_one_place_are_flagged()
     assert found == {"/a": (NOT_FOUND,), "/b": (NOT_FOUND,)}
     found = flags_of('{"place": "Bonn am Rhein", "officer": "Bonn", "other": "Ada"}', "Ada, Bonn am Rhein", {})
     assert found == {"/place": (SHARED,), "/officer": (SHARED,)}
+
+
+OFF = "total is 35, but the lines come to 30"
+DOUBTED = {"/l/0/quantity": (UNSURE,), "/l/0/price": (UNSURE,)}
+
+
+@pytest.mark.parametrize(
+    ("text", "quantity", "total", "flagged"),
+    [
+        # The product shows that numbers of which the model was unsure are right.
+        ("on 2 May: 3 lamps at 10.00 EUR each, total 30.00 EUR", 3, 30, {}),
+        # The total has a place of its own, although the price is the same number, and the price is not the day.
+        ("on 10 May 2026: 1 lamps at 10.00 EUR each, total 10.00 EUR", 1, 10, {}),
+        # One place for two numbers shows neither, and nor does a sum that does not hold.
+        ("1 lamps, 10.00 EUR", 1, 10, DOUBTED | {"/total": (UNSURE, SHARED), "/l/0/price": (UNSURE, SHARED)}),
+        ("3 lamps at 10 EUR, total 35 EUR", 3, 35, DOUBTED | {"/total": (OFF, UNSURE)}),
+    ],
+)
+def test_numbers_that_a_sum_and_the_text_show_are_not_flagged(
+    text: str, quantity: int, total: int, flagged: dict[str, tuple[str, ...]]
+) -> None:
+    record = {"date": "2026-05-10", "total": total, "l": [{"quantity": quantity, "price": 10}]}
+    leaves = scan(json.dumps(record) + " ").leaves[1 if "2026" not in text else 0 :]
+    sure = {leaf.pointer: 0.97 for leaf in leaves if leaf.pointer != "/date"}
+    assert find_flags({}, leaves, sure, find_evidence(leaves, text), run_checks({}, record)) == flagged
 
 
 @pytest.mark.parametrize(

@@ -499,6 +499,23 @@ async def test_what_there_is_not_to_show_is_said(make_tab: MakeTab) -> None:
     assert 'title="2023"' in render_records(make_run(records={0: record}))
 
 
+def test_lists_in_a_row_are_counted_in_words() -> None:
+    item = {"what": "desk lamps", "count": 3}
+    record = {"source": "a", "valid": True, "confidence": {}, "flags": {}}
+    for items, words in (([item], "<b>1 item:</b> <bdi>desk lamps, 3</bdi>"), ([item] * 2, "<b>2 items:</b>")):
+        assert words in render_records(make_run(records={0: record | {"record": {"items": items}}}))
+
+
+@pytest.mark.parametrize(
+    ("opened", "name"),
+    [({"paths": ["/May orders.csv"]}, "May-orders"), ({"paths": ["a", "b"], "schema": "a ticket"}, "a-ticket")],
+)
+def test_downloads_are_named_after_the_file_or_the_schema(opened: dict[str, Any], name: str) -> None:
+    run = make_run()
+    run.job.body["opened"] = opened
+    assert run.document == name
+
+
 def test_progress_shows_the_remaining_time_and_the_cache_hits() -> None:
     usage = {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 60}}
     record = {"valid": True, "record": {}, "flags": {}, "usage": usage}

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
+import openpyxl
 import pytest
 
 from app.api.context import ApiContext
@@ -450,6 +451,14 @@ async def test_an_opened_file_takes_the_place_of_the_text_and_its_record(tmp_pat
     table.write_text("name,age\nAda,36\n")
     update = read(tab, await tab.open_file(str(table), "fake", REQUEST))
     assert update.to_batch["visible"] and "Ada,36" in update.marked
+    people = [("name", "age"), ("Ada", 36), ("Bob", 40)]
+    for rows, is_table in ((people, True), ([("A note",)], False)):
+        sheet = tmp_path / "rows.xlsx"
+        book = openpyxl.Workbook()
+        for row in rows:
+            book.active.append(row)
+        book.save(sheet)
+        assert read(tab, await tab.open_file(str(sheet), "fake", REQUEST)).to_batch["visible"] is is_table
     update = read(tab, await tab.open_file(str(bad), "fake", REQUEST))
     assert "not UTF-8" in update.badge and "Open a PDF" in update.badge
     # What was open before is neither shown nor extracted.

@@ -47,7 +47,7 @@ async def test_values_and_source_are_escaped_and_linked() -> None:
 async def test_a_flagged_value_says_why_in_the_open_and_a_sure_one_has_no_figure() -> None:
     page = show(result := await extract("nobody"))
     assert page.count("Check: not in the text") == 2 and ">2 to check</button>" in page
-    assert ">Look, then approve</button>" in page
+    assert ">Go to marked, then approve</button>" in page
     assert "<mark" not in render_source(result.leaves, result.evidence, "nobody")
     found = dataclasses.replace(await extract("Ada <b> 36"), flags={"/name": ("the model was unsure",)})
     page = show(found)
