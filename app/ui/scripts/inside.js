@@ -1,5 +1,5 @@
 // The tokens of every answer: kept in this browser, found through the line of figures under the answer.
-// `props.value.ids` names the titled messages of the conversation in their order; `id` and `steps`, a JSON text, are a new answer's.
+// `props.value.ids` names the titled messages of the conversation in their order; `steps` has the tokens of a new answer by its id, as JSON texts.
 const host = element.querySelector(".trace");
 const percent = (value) => value === null ? "–" : value >= 0.9995 ? "100%" : value >= 0.001 ? `${(value * 100).toFixed(1)}%` : value > 0 ? "< 0.1%" : "0%";
 const spell = (text) => text === "" ? "(end)" : text.replaceAll("\n", "⏎").replaceAll(" ", "␣");
@@ -137,9 +137,9 @@ const show = async (id) => {
 };
 
 const take = () => {
-  const { ids = [], id, steps: fresh } = props.value || {};
+  const { ids = [], steps: fresh = {} } = props.value || {};
   answers = [...new Set(ids.filter((each) => each && !/^(reasoning|file|model:.*)$/.test(each)))];
-  if (id && fresh && !memory.has(id)) keep(id, JSON.parse(fresh));
+  for (const [id, text] of Object.entries(fresh)) if (!memory.get(id)?.length) keep(id, JSON.parse(text));
   show(answers.at(-1) ?? null);
 };
 const choose = (event) => {

@@ -13,9 +13,11 @@ import pytest
 
 from app.store import Limits, Store, objects
 from app.ui.chat import store as chats
+from app.ui.chat.answers import Answer
 from app.ui.chat.conversation import answer_message, figures_message, read_text, user_message
 from app.ui.chat.settings import Settings
 from app.ui.chat.tab import ChatTab
+from app.ui.chat.writing import conclude, inspect
 from engine import EngineDead, EngineOverloaded
 from tests.fakes import FakeEngine
 from tests.waiting import wait_until
@@ -130,13 +132,18 @@ async def test_history_settings_and_session_reach_the_engine() -> None:
 
 async def test_every_answer_ends_with_its_own_tokens_and_their_rivals() -> None:
     tab, _ = make_tab()
-    first = await play(tab, await ask(tab))
-    steps = json.loads(first.tokens["steps"])
+    begun = await ask(tab)
+    first = await play(tab, begun)
+    steps = json.loads(*first.tokens["steps"].values())
     assert "".join(step["text"] for step in steps) == "fine, thanks" and steps[0]["p"] == 0.7788
     assert [each["text"] for each in steps[0]["top"]] == ["f", "~"]
     second = await play(tab, await ask(tab, "again", first.thread))
-    assert second.tokens["ids"] == [first.tokens["id"], second.tokens["id"]]
-    assert first.tokens["id"] != second.tokens["id"]
+    assert second.tokens["ids"] == [*first.tokens["steps"], *second.tokens["steps"]]
+    assert first.tokens["ids"] == second.tokens["ids"][:1] != second.tokens["ids"][1:]
+    (output,) = begun[4].answer.outputs.values()
+    compared = Answer(names=("a", "b"), outputs={"a": output, "b": output}, ended=0.0)
+    shown = inspect(conclude(compared), compared)
+    assert [*shown["steps"]] == shown["ids"][1::2] and len(shown["steps"]) == 2
 
 
 async def test_a_retried_answer_and_an_edited_question_are_versions_that_can_be_shown_again() -> None:
