@@ -421,3 +421,24 @@ def test_chats_of_an_older_version_are_taken_over_once(site: Site) -> None:
     site.page.wait_for_timeout(1500)
     assert chats.locator("li.none").count() == 1
     site.complaints.clear()  # Gradio's about the streams that the reloads cut
+
+
+def test_a_chosen_model_takes_over_and_compared_ones_can_all_be_looked_into(two_models: Site) -> None:
+    site, page = two_models, two_models.page
+    site.open("chat")
+    chosen, box = page.locator("#answering .token"), page.locator("#answering input")
+    chosen.get_by_text("demo_model").wait_for()
+    box.click()
+    page.get_by_role("option", name="second").click()
+    site.wait_for(lambda: [each.split()[0] for each in chosen.all_inner_texts()] == ["second"])
+    page.get_by_role("button", name="+ Compare").click()
+    page.get_by_role("option", name="demo_model").click()
+    site.wait_for(lambda: [each.split()[0] for each in chosen.all_inner_texts()] == ["second", "demo_model"])
+    site.ask("Hello")
+    site.figures.nth(3).wait_for()  # the name and the figures of each
+    page.get_by_role("button", name="Look inside an answer").click()
+    page.get_by_text("Answer 2 of 2").wait_for()
+    page.locator("#inside .token").first.wait_for()
+    page.get_by_role("button", name="Previous answer").click()
+    page.get_by_text("Answer 1 of 2").wait_for()
+    page.locator("#inside .token").first.wait_for()

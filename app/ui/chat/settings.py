@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 
 from app.ui.chat.thinking import EFFORTS, ThinkingChoices
-from app.ui.scripts import write_kept
+from app.ui.scripts import read_script, write_kept
 from engine import InvalidRequest, SamplingParams
 from grammar import GrammarSpec
 
@@ -127,6 +127,10 @@ def build_model_choice(defaults: Settings, has_choice: bool) -> tuple[Any, Any]:
     answering = gr.Dropdown(
         [], value=defaults.models, multiselect=True, label="Answered by", container=False, visible=has_choice,
         elem_id="answering", allow_custom_value=True,  # Gradio would refuse names that came after the page was built
+    )
+    gr.HTML(
+        '<button type="button">+ Compare</button>', visible=has_choice, elem_id="compare", apply_default_css=False,
+        js_on_load=read_script("answering"),
     )
     # Shown when the page knows that the model's chat template takes it, as the effort in the settings.
     thinks = gr.Checkbox(defaults.thinks, label="Think first", container=False, visible=False, elem_id="thinks")

@@ -6,6 +6,7 @@ ChatRun has the handlers of a turn, ChatList those that open, change and list ch
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
@@ -84,6 +85,8 @@ class ChatTab(ChatList):
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
             current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
         answering.focus(self.offer_models, None, answering, **AT_ONCE)
+        choose = f"(names) => [chooseModels(names, {json.dumps(self.engine.model_name)})]"
+        answering.input(None, answering, answering, js=choose, **AT_ONCE)
         self.choosing, self.thinking = [answering, thinks], [thinks, settings[EFFORT]]
         gr.on([answering.change, thinks.change], self.offer_thinking, self.choosing, self.thinking, **AT_ONCE)
         answering.change(self.welcome, answering, self.chatbot, **AT_ONCE)

@@ -72,7 +72,8 @@ def show(path: Sequence[Node]) -> History:
 def inspect(history: History, answer: Answer | None) -> dict[str, Any]:
     """Return every token of the last answer with its probability and alternatives, where recorded.
 
-    Of each model under the id of its figures; as text, because Gradio traverses lists and dictionaries on the event loop: 70 ms for a thousand tokens.
+    Those of each model are under the id of its figures. As text, because Gradio traverses lists and dictionaries on the
+    event loop: 70 ms for a thousand tokens.
     """
     shown, outputs = describe_tokens(history), {} if answer is None else answer.outputs
     steps = {}
