@@ -1,6 +1,7 @@
-"""Texts longer than the model: cut into overlapping parts, extracted side by side, and merged into one record.
+"""Texts that are read in parts side by side and merged into one record: those longer than the model, and tables.
 
 text ──cut──▶ parts, each with a margin of the one before ──Extractor──▶ records ──merge──▶ one record, checked again
+table ──plan_tables──▶ rows, and the text without them ──Extractor──▶ items and other fields ──merge──▶ the same
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from app.concurrency import retry_while_full, run_bounded, take_last
+from app.extraction.checks import read_checks
 from app.extraction.extractor import (
     MIN_OUTPUT_TOKENS,
     ExtractionResult,
@@ -19,8 +21,9 @@ from app.extraction.extractor import (
     TextTooLong,
 )
 from app.extraction.merging import Part, merge
-from app.extraction.prompt import Schema
+from app.extraction.prompt import Example, Schema
 from app.extraction.result import Usage
+from app.extraction.tables import TablePlan, plan_tables
 from engine import InvalidRequest
 
 # Tokens kept free for a record, as a share of the model's length.
@@ -48,8 +51,56 @@ async def stream_whole(
 ) -> AsyncGenerator[PartialExtraction | PartsDone | ExtractionResult, None]:
     """Yield a record as it is written where text and record fit the model, else the progress in parts; then the result.
 
+    A list that the text gives as a table is read row by row.
+
     Raises TextTooLong, GrammarError, EngineError: as extract_long.
     """
+    plan = None if extractor.images else await asyncio.to_thread(plan_tables, schema, text)
+    steps = (
+        _stream_undivided(extractor, schema, text, source, cache_salt) if plan is None
+        else _read_tables(extractor, schema, plan, source, cache_salt)
+    )
+    async with aclosing(steps):
+        async for step in steps:
+            yield step
+
+
+async def _read_tables(
+    extractor: Extractor, schema: Schema, plan: TablePlan, source: str, cache_salt: str | None
+) -> AsyncGenerator[PartsDone | ExtractionResult, None]:
+    """Yield progress, then the record of the rows' items and of the other fields."""
+    read_checks(schema)  # the divided schemas are without them
+    shown = tuple(
+        Example(each.text, {name: value for name, value in each.record.items() if name not in plan.items})
+        for each in extractor.examples
+        if isinstance(each.record, dict)
+    )
+    others = [(replace(extractor, examples=shown), plan.rest, plan.rest_text)] if plan.rest else []
+    alone = replace(extractor, examples=())
+    asked = [*others, *((alone, plan.make_schema(row), row.text) for row in plan.rows)]
+    results: dict[int, ExtractionResult] = {}
+
+    async def read(index: int) -> None:
+        reader, part, text = asked[index]
+        last = await retry_while_full(lambda: take_last(_stream_undivided(reader, part, text, source, cache_salt)))
+        assert isinstance(last, ExtractionResult), "it comes last"
+        results[index] = last
+
+    async with aclosing(run_bounded(map(read, range(len(asked))), MAX_CONCURRENT)) as steps:
+        async for _ in steps:
+            yield PartsDone(len(results), len(asked))
+    ordered = [results[index] for index in range(len(asked))]
+    placed = [plan.place_rest(result, schema) for result in ordered[: len(others)]]
+    placed += [plan.place_row(row, result) for row, result in zip(plan.rows, ordered[len(others) :], strict=True)]
+    parts = [*(Part(0, len(plan.text)) for _ in others), *(Part(row.start, row.end) for row in plan.rows)]
+    note = f"the {len(plan.rows)} rows of a table were read one by one, the other fields from the text without them"
+    merged = await asyncio.to_thread(merge, schema, parts, placed, plan.text, note)
+    yield replace(merged, usage=Usage.sum(result.usage for result in ordered))
+
+
+async def _stream_undivided(
+    extractor: Extractor, schema: Schema, text: str, source: str, cache_salt: str | None
+) -> AsyncGenerator[PartialExtraction | PartsDone | ExtractionResult, None]:
     # Images belong to no part of the text.
     room = MIN_OUTPUT_TOKENS if extractor.images else keep_room(extractor)
     result = None

@@ -28,8 +28,14 @@ class Part:
     end: int
 
 
-def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult], text: str = "") -> ExtractionResult:
-    """One result of the parts' results: lists joined, single values taken where they are surest."""
+def merge(
+    schema: Schema, parts: list[Part], results: list[ExtractionResult], text: str = "", note: str = ""
+) -> ExtractionResult:
+    """One result of the parts' results: lists joined, single values taken where they are surest.
+
+    Args:
+        note: how the parts were read, if not as overlapping ones of a long text.
+    """
     if len(results) == 1:
         return results[0]
     merger = _Merger(parts, results)
@@ -45,7 +51,7 @@ def merge(schema: Schema, parts: list[Part], results: list[ExtractionResult], te
     added = [bound for result in results for bound in result.bounds.added]
     leaves, checks = scan(raw).leaves, run_checks(schema, record, text)
     reasons = [result.finish_reason for result in results if result.finish_reason != "stop"]
-    note = f"read in {len(parts)} overlapping parts; single values come from the part that was surest of them"
+    note = note or f"read in {len(parts)} overlapping parts; single values come from the part that was surest of them"
     notes = (note, *merger.notes, *dict.fromkeys(note for result in results for note in result.notes))
     return replace(
         results[0],

@@ -234,7 +234,7 @@ class ExtractRun:
         if isinstance(part, int):
             return {desk.badge: render_badge("busy", "loading", f"{say_loading(model, part)} Then it reads the text.")}
         if isinstance(part, PartsDone):
-            detail = f"{part.num_done} of {part.num_parts} parts; the text is long"
+            detail = f"{part.num_done} of {part.num_parts} parts of the text"
             return {desk.badge: render_badge("busy", "reading", detail)}
         fields = render_growing(scan(part.raw).leaves)
         return {desk.badge: render_badge("busy", "writing"), desk.fields: fields, desk.record: part.raw}

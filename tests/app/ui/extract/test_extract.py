@@ -157,7 +157,7 @@ async def test_a_text_beyond_the_model_is_read_in_parts() -> None:
     tab, engine = make_tab()
     updates = await run(tab, "Ada is here.\n" * 300)
     assert "valid JSON" in updates[-1].badge and len(engine.requests) > 1
-    assert any("parts; the text is long" in str(update.badge) for update in updates)
+    assert any("parts of the text" in str(update.badge) for update in updates)
     assert "overlapping parts" in updates[-1].figures
 
 
