@@ -51,10 +51,11 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     # One field, in all the rows where it asks: its values beside their places in the texts.
     asking = site.page.locator(".ask-line [data-field]").first
     asking.click()
-    confirm = site.page.get_by_role("button", name="rows shown")
+    confirm, back = (site.page.get_by_role("button", name=name) for name in ("rows shown", "Show all rows"))
     confirm.wait_for()
     site.page.get_by_role("columnheader", name="in the text").wait_for()
-    site.page.get_by_role("button", name="Show all rows").click()
+    site.wait_for(lambda: back.evaluate("node => node === document.activeElement"))
+    back.press("Enter")
     named = asking.inner_text()
     asking.click()
     confirm.click()

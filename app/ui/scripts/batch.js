@@ -1,4 +1,9 @@
 // Opens a row of the records for review, and keeps the id of the run, or of the opened files, for a reload.
+let isPicked = false; // another view of the records was asked for: the focus goes to what leads back, or on to the next
+const refocus = () => {
+  if (isPicked) element.querySelector(".ask-line [data-field]")?.focus();
+  isPicked = false;
+};
 const openRow = (row) => {
   if (!row) return;
   trigger("open", { row: Number(row.dataset.row) });
@@ -6,8 +11,10 @@ const openRow = (row) => {
 };
 element.addEventListener("click", (event) => {
   const picked = event.target.closest?.("[data-field]");
+  const confirmed = event.target.closest?.("[data-confirm]");
   if (picked) trigger("pick", { field: picked.dataset.field });
-  if (event.target.closest?.("[data-confirm]")) { event.target.disabled = true; trigger("confirm"); }
+  if (confirmed) { confirmed.disabled = true; trigger("confirm"); }
+  isPicked ||= Boolean(picked || confirmed);
   const isReading = getSelection()?.toString() && !event.target.closest?.("button"); // a text of the row is selected
   if (!isReading) openRow(event.target.closest?.("[data-row]"));
 });
@@ -46,5 +53,5 @@ const foldInputs = () => {
   if (innerWidth <= 960 && label?.classList.contains("open")) label.click();
 };
 for (const id of ["batch-trial", "batch-run"]) document.getElementById(id)?.addEventListener("click", () => foldInputs());
-watch("value", () => setTimeout(() => { keepRun(); compare(); fold(); }));
+watch("value", () => setTimeout(() => { keepRun(); compare(); fold(); refocus(); }));
 document.addEventListener("back", () => trigger("back"));
