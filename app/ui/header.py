@@ -47,7 +47,7 @@ def render_header(engines: Sequence[Engine], rates: Sequence[float], card: str =
     """Return the strip as HTML.
 
     Args:
-        engines: one, or those that are at work.
+        engines: those that are at work, or all if none is.
         rates: the tokens per second of each.
         card: the tooltip of the model's name.
     """
@@ -56,7 +56,8 @@ def render_header(engines: Sequence[Engine], rates: Sequence[float], card: str =
     if len(engines) > 1:
         name = f"{len(engines)} models"
         card = "\n".join(f"{each.model_name}: {own:,.0f} tok/s" for each, own in zip(engines, rates, strict=True))
-    state = STATE_WORDS.get(first.state) or ("busy" if any(each.num_running for each in stats) else "ready")
+    is_writing = rate >= 0.5 or any(each.num_running for each in stats)
+    state = STATE_WORDS.get(first.state) or ("writing" if is_writing else "ready")
     title = html.escape(first.error or "", quote=True) if first.state in ("dead", "restarting") else ""
     return (
         '<div class="strip"><h1 class="brand">Troupe</h1>'
@@ -69,7 +70,7 @@ def render_header(engines: Sequence[Engine], rates: Sequence[float], card: str =
 
 
 class Header:
-    """The strip of one server: of the models that work now, or of the first one.
+    """The strip of one server: of the models that work now, or of all that are loaded.
 
     Args:
         list_engines: returns the engines that are loaded, the first one first.
@@ -86,7 +87,8 @@ class Header:
         rates = [
             self._meters.setdefault(each, RateMeter()).update(each.stats().generation_tokens) for each in engines
         ]
-        working = [at for at, each in enumerate(engines) if rates[at] > 0 or each.stats().num_running] or [0]
+        working = [at for at, each in enumerate(engines) if rates[at] > 0 or each.stats().num_running]
+        working = working or [*range(len(engines))]
         first = engines[working[0]]
         if first not in self._cards and first.state == "ready":
             facts = first.describe_model().list_facts()
