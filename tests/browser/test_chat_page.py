@@ -207,10 +207,18 @@ def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(site:
     with site.page.expect_response("**/gradio_api/run/**"):  # the list is drawn again, and would take a press away
         site.page.keyboard.press("Enter")
     chats.get_by_role("button", name="My questions").first.wait_for()
+    site.composer.fill("not sent")
     site.page.keyboard.press("Control+Shift+O")
+    assert site.composer.input_value() == "", "the draft of another chat"
     site.wait_for(lambda: questions.count() == 0 and site.composer.evaluate("node => node === document.activeElement"))
     ask_and_wait(site, "Hello! Who are you?")
     site.wait_for(lambda: chats.locator("li").count() == 2)
+    chats.get_by_role("button", name="My questions").first.click()
+    questions.filter(has_text="What can you do?").wait_for()
+    assert site.composer.input_value() == "not sent"
+    chats.get_by_role("button", name="Hello! Who are you?").first.click()
+    questions.filter(has_text="Who are you?").wait_for()
+    assert site.composer.input_value() == ""
     site.reload()
     questions.filter(has_text="Who are you?").wait_for()
     site.toggle("Chats")

@@ -42,7 +42,19 @@ const picker = make("input", { type: "file", accept: "application/json,.json", h
   if (file) trigger("bring", { text: await file.text() });
 } });
 const list = make("ul", {});
+// What is typed and not sent stays with its chat, "" is a new one; it is away at once, because the next one may be typed.
+const drafts = new Map();
+let draftOf = "";
+const changeDraft = (id) => {
+  const box = document.querySelector("#composer textarea");
+  drafts.set(draftOf, box.value);
+  box.value = drafts.get(id) ?? "";
+  drafts.delete(id);
+  box.dispatchEvent(new Event("input", { bubbles: true }));
+  draftOf = id;
+};
 const begin = () => {
+  changeDraft("");
   trigger("fresh");
   if (narrow.matches) close();
   else document.querySelector("#composer textarea").focus();
@@ -107,7 +119,7 @@ const draw = () => {
     const isOpen = chat.id === store.current;
     const item = make("li", { class: isOpen ? "current" : "", "data-id": chat.id },
       make("button", { type: "button", class: "open", title: chat.title, ...(isOpen ? { "aria-current": "true" } : {}),
-        onclick: () => { trigger("pick", { id: chat.id }); close(); }, ondblclick: () => rename(chat, item) }, make("span", {}, chat.title), make("small", {}, day(chat.time))),
+        onclick: () => { changeDraft(chat.id); trigger("pick", { id: chat.id }); close(); }, ondblclick: () => rename(chat, item) }, make("span", {}, chat.title), make("small", {}, day(chat.time))),
       make("button", { type: "button", class: "rename", "aria-label": `Rename ${chat.title}`, title: "Rename", onclick: () => rename(chat, item) }, "✎"),
       make("button", { type: "button", class: "remove", "aria-label": `Remove ${chat.title}`, title: "Remove", onclick: () => trigger("drop", { id: chat.id }) }, "×"));
     return item;
@@ -131,6 +143,7 @@ const take = () => {
   const isNews = !value.is_search && JSON.stringify(value.chats) !== JSON.stringify(store.chats);
   store = value;
   writeCurrent(store.current);
+  draftOf = store.leaf ? store.current : "";
   if (wanted && !value.is_search) trigger("search", { text: wanted });
   else if (!isRenaming()) draw();
   if (isNews && !take.isQuiet) others.postMessage("changed");
