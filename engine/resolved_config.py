@@ -36,6 +36,7 @@ class CacheConfig:
     num_snapshots: int = 0  # of states, in the prefix cache
     num_draft_states: int = 0  # states that can be kept of drafts
     num_state_units: int = 0  # units of the store that a state takes
+    num_bytes: int = 0  # of all blocks, on each rank
 
     @property
     def num_state_parts(self) -> int:
@@ -170,7 +171,7 @@ def resolve_config(
         num_blocks, config.block_size, config.enable_prefix_caching, groups, max_num_batched_tokens,
         num_host_blocks=config.host_bytes // (bytes_per_block * config.tensor_parallel_size),
         has_states=state_bytes > 0, num_snapshots=num_snapshots, num_draft_states=num_draft_states,
-        num_state_units=num_state_units,
+        num_state_units=num_state_units, num_bytes=num_blocks * bytes_per_block,
     )
     if 0 < cache.num_host_blocks < cache.num_state_parts:
         raise ConfigError(

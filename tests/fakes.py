@@ -113,11 +113,17 @@ class FakeSchedulerConfig:
 
 
 @dataclass(frozen=True)
+class FakeCacheConfig:
+    num_bytes: int = 3 * 2**20
+
+
+@dataclass(frozen=True)
 class FakeResolvedConfig:
     max_model_len: int = 2048
     notices: tuple[str, ...] = ()
     worker: FakeWorkerConfig = FakeWorkerConfig()
     scheduler: FakeSchedulerConfig = FakeSchedulerConfig()
+    cache: FakeCacheConfig = FakeCacheConfig()
 
 
 @dataclass

@@ -132,7 +132,8 @@ class ModelPanel:
         size = context = ""
         if engine.state in ("ready", "sleeping"):
             report = engine.describe_model()
-            size = f"{report.weight_bytes / 2**20:,.0f} MiB, computes in {engine.resolved.worker.dtype}"
+            weights, cache = report.weight_bytes / 2**20, engine.resolved.cache.num_bytes / 2**20
+            size = f"{weights:,.0f} MiB, KV cache up to {cache:,.0f} MiB, computes in {engine.resolved.worker.dtype}"
             context = f"{engine.resolved.max_model_len:,} tokens"
         can_end = entry is not None and entry.model not in self.pool.kept and engine.state != "closed"
         button = _draw_button("end", name, "Unload") if can_end else ""

@@ -127,6 +127,7 @@ def test_the_name_in_the_api_is_the_last_part_of_the_model(settings: dict[str, s
 
 def test_the_cache_is_sized_by_the_memory_unless_a_number_of_blocks_is_given() -> None:
     cache = resolve(EngineConfig(), free_bytes=100 * MIB, bytes_per_block=3 * MIB).cache
+    assert cache.num_bytes == cache.num_blocks * 3 * MIB
     assert (cache.num_blocks, cache.block_size, cache.enable_prefix_caching) == (33, 16, True)
     assert resolve(EngineConfig(num_blocks=7, max_model_len=8), free_bytes=0).cache.num_blocks == 7
 

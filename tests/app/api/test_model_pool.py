@@ -415,6 +415,7 @@ async def test_the_page_fetches_loads_and_ends_models(several: Server, monkeypat
     await wait_until(lambda: bool(phases.add(slot.phase)) or slot.loading.done())
     assert any(re.fullmatch(r"loading \d+ MiB", phase) for phase in phases)
     assert ">ready<" in (row := await press("load", "a")) and 'data-act="end a">Unload<' in row
+    assert "KV cache up to 3 MiB" in row
     # What is loaded comes first, then what can be loaded at once; the others, being many, are folded away.
     loaded, others = (await panel.draw()).split('class="fold-line"')
     assert re.findall('<th scope="row">(.*?)</th>', loaded) == ["fake", "a"] and 'aria-expanded="false"' in others
