@@ -206,6 +206,12 @@ def test_the_focus_stays_with_extract_a_blank_schema_is_undone_and_a_dropped_fil
     assert "elsewhere" not in text.input_value()
 
 
+def test_the_address_of_extract_typed_into_an_open_chat_begins_with_the_example(site: Site) -> None:
+    site.page.goto(f"{site.base_url}/#extract")
+    site.page.locator("#extract .record .value").first.wait_for()
+    site.complaints.clear()  # Gradio's about the streams of the page that was left
+
+
 def test_an_approved_record_is_found_again_from_another_page_of_the_browser(workbench: Site) -> None:
     site = workbench
     site.page.get_by_text("please check").wait_for()

@@ -239,7 +239,8 @@ class _View:
 def _render_note(kind: str, text: str, offered: str, names: str = "") -> str:
     lead = f"<b>{names}</b> " if names else ""
     place = html.escape(offered, quote=True)
-    take = f' <button type="button" data-act="take" data-pointer="{place}">Take it</button>' if offered else ""
+    name = f'aria-label="Take it: {place}"'
+    take = f' <button type="button" data-act="take" data-pointer="{place}" {name}>Take it</button>' if offered else ""
     return f'<small class="tell {kind}">{lead}{html.escape(text)}{take}</small>'
 
 

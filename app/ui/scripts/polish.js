@@ -147,7 +147,16 @@ const showLink = () => {
   const hash = !name || (name === "extract" && !location.hash) ? location.hash : `#${name}${chat ? `/${chat}` : ""}`;
   if (hash !== location.hash) history.replaceState(history.state, "", hash);
 };
-window.addEventListener("hashchange", () => { wanted = location.hash.slice(1); openLink(); });
+// Extract's address typed into a page that was opened elsewhere is a visit, which begins with the example.
+const isFirstVisit = () => {
+  try { if (sessionStorage.getItem("troupe-project")) return false; } catch { /* forbidden */ }
+  return location.hash === "#extract" && !document.querySelector("#source textarea")?.value && !document.querySelector("#extract .record");
+};
+window.addEventListener("hashchange", () => {
+  if (isFirstVisit()) { location.reload(); return; }
+  wanted = location.hash.slice(1);
+  openLink();
+});
 // A file dropped while Extract is open is opened there; no dropped file takes the place of the app.
 for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
   if (!event.dataTransfer?.types.includes("Files")) return;
