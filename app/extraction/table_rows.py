@@ -20,9 +20,10 @@ SEPARATORS = tuple(map(re.compile, (r"\|", r"\t", r" {2,}", ";")))
 NO_HEAD = re.compile(r"\d|:\s*\S")
 RULE = re.compile(r"[-=_+|:;\s]*")
 EMPTY = ("", "-", "–", "—")
-NUMBER = re.compile(r"[^\d\n]{0,5}\d[\d.,'’ \u00a0]*[^\d\n]{0,8}")
+NUMBER = re.compile(r"(?:[^\W\d_]{1,3}\.? |[A-Z]{0,3}[€$£¥] ?)?[-−+(]?[.\d][\d.,'’ \u00a0]*[^\d\n]{0,8}")
 FRACTION = re.compile(r"\d[.,](?!0+(?!\d)|\d{3}(?!\d))\d")
 DECIMALS = re.compile(r"\d[.,]\d{1,2}(?!\d)")
+MIN_FILLED = 0.6  # share of the columns that a row has cells for
 MIN_SURE_COLUMNS = 3  # that many cells in a line are a row wherever they stand
 MAX_FORM_CHARS = 4000  # below the heads, searched for a row without gaps
 MAX_HEAD_CHARS, MAX_COLUMNS = 40, 12
@@ -169,7 +170,9 @@ def _read_row(columns: _Columns, text: str, start: int, end: int, is_broken: boo
     num_filled = sum(cell not in EMPTY for cell in cells)
     label = next((cell for cell in cells if any(map(str.isalpha, cell))), "")
     numbers = _align(columns, cells, is_broken)
-    if num_filled < 2 or numbers is None or is_total(label, num_filled < len(columns.heads)):
+    num_heads = sum(map(bool, columns.heads))
+    is_short = num_filled < max(2, MIN_FILLED * num_heads)
+    if is_short or numbers is None or is_total(label, num_filled < num_heads):
         return None
     filled = {number: span for number, span in zip(numbers, spans, strict=True) if text[slice(*span)] not in EMPTY}
     at = {field: filled[number] for field, number in columns.fields.items() if number in filled}

@@ -56,6 +56,7 @@ def test_heads_name_the_columns_in_any_layout(text: str) -> None:
 
 def test_a_missing_cell_moves_no_other() -> None:
     text = "No.  Item  Sent  Qty  Price\n1  Lamp  2026-01-02  2  4.50\n2  Clock  3  9.00\n3  Fan  2026-01-03  7.25"
+    text += "\nCustomer  Northwind Ltd\nReference  PO-404744"
     clock, fan = list_rows(text)[1:]
     assert clock == "Description: Clock; Quantity: 3; Unit price: 9" and fan == "Description: Fan; Unit price: 7.25"
 
