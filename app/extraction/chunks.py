@@ -91,10 +91,11 @@ async def _read_tables(
             yield PartsDone(len(results), len(asked))
     ordered = [results[index] for index in range(len(asked))]
     placed = [plan.place_rest(result, schema) for result in ordered[: len(others)]]
-    placed += [plan.place_row(row, result) for row, result in zip(plan.rows, ordered[len(others) :], strict=True)]
+    items = [plan.place_row(row, result) for row, result in zip(plan.rows, ordered[len(others) :], strict=True)]
+    items[0] = replace(items[0], notes=(*items[0].notes, *plan.list_partial(schema, items)))
     parts = [*(Part(0, len(plan.text)) for _ in others), *(Part(row.start, row.end) for row in plan.rows)]
     note = f"the {len(plan.rows)} rows of a table were read one by one, the other fields from the text without them"
-    merged = await asyncio.to_thread(merge, schema, parts, placed, plan.text, note)
+    merged = await asyncio.to_thread(merge, schema, parts, [*placed, *items], plan.text, note)
     yield replace(merged, usage=Usage.sum(result.usage for result in ordered))
 
 

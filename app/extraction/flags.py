@@ -31,6 +31,8 @@ SHARE_OF_LEAST_SURE, MAX_LEAST_SURE = 1 / 3, 5
 SHARED = "shares its place in the text with another field"
 LOOPED = "because the model repeated itself"  # in the notes on lists and texts that were ended
 ENDED = "the model repeated itself here; what follows may be missing"
+PARTIAL = "has texts that are only parts of their cells: "  # in the notes on lists that were read from a table
+PART_OF_CELL = "the cell of the table says more"
 REPEATED = "repeats an item before it, which the text does not repeat"
 
 # Signs and words for currencies, of which some stand for several.
@@ -52,9 +54,11 @@ def find_flags(
 
     Args:
         sure_from: the confidence from which on values may pass unseen; None if it was not measured.
-        notes: of the record; they name the lists and texts that were ended.
+        notes: of the record; they name the lists and texts that were ended, and the texts that are parts of a cell.
         text: the document, in which another choice may stand.
     """
+    notes = tuple(notes)
+    partial = " ".join(note for note in notes if PARTIAL in note)
     ended = _list_ended(leaves, notes)
     shared, repeated = _list_shared(evidence), list_repeated(leaves, evidence)
     checks = tuple(checks)
@@ -81,6 +85,8 @@ def find_flags(
             reasons.append(UNSURE)
         if leaf.pointer in ended:
             reasons.append(ENDED)
+        if isinstance(leaf.value, str) and name_partial(leaf.pointer, leaf.value) in partial:
+            reasons.append(PART_OF_CELL)
         if leaf.pointer in repeated:
             reasons.append(REPEATED)
         elif leaf.pointer in shared:
@@ -90,6 +96,11 @@ def find_flags(
         if reasons:
             flags[leaf.pointer] = tuple(reasons)
     return flags
+
+
+def name_partial(pointer: str, value: str) -> str:
+    """Return how a note names a text that is only a part of its cell; it no longer names a corrected one."""
+    return f"{pointer} ({value!r})"
 
 
 def is_chosen(schema: Schema, leaf: Leaf) -> bool:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from app.extraction.flags import PARTIAL, name_partial
 from app.extraction.grounding import NO_EVIDENCE, Evidence, find_evidence
 from app.extraction.json_spans import Leaf
 from app.extraction.pointers import escape_pointer
@@ -19,6 +21,7 @@ from app.extraction.prompt import Schema
 from app.extraction.result import ExtractionResult
 from app.extraction.schema_places import list_kinds, list_places
 from app.extraction.table_rows import Span, TableRow, find_rows
+from app.extraction.verbatim import is_free_at
 
 MAX_ROWS, MAX_CHARS = 2000, 1_000_000
 # A reference to a place that is not in both parts of a divided schema.
@@ -99,6 +102,25 @@ class TablePlan:
             result, record=None if result.record is None else {row.name: [result.record]}, leaves=leaves,
             evidence=evidence, confidence={f"{prefix}{place}": sure for place, sure in result.confidence.items()},
         )
+
+    def list_partial(self, schema: Schema, items: Sequence[ExtractionResult]) -> tuple[str, ...]:
+        """Return a note for each list with texts that end before their cells do, or begin behind their start.
+
+        Args:
+            items: the results of `place_row`, in order.
+        """
+        found: dict[str, list[str]] = {}
+        numbers: Counter[str] = Counter()
+        for row, result in zip(self.rows, items, strict=True):
+            pointer = f"/{escape_pointer(row.name)}"
+            for leaf in result.leaves:
+                place, (start, end) = result.evidence.get(leaf.pointer), row.cells.get(str(leaf.path[-1]), (0, 0))
+                is_part = place is not None and 0 < place.end - place.start < end - start
+                if is_part and isinstance(leaf.value, str) and is_free_at(schema, leaf.pointer):
+                    at = f"{pointer}/{numbers[row.name]}/{escape_pointer(str(leaf.path[-1]))}"
+                    found.setdefault(pointer, []).append(name_partial(at, leaf.value))
+            numbers[row.name] += 1
+        return tuple(f"{pointer} {PARTIAL}{', '.join(places)}" for pointer, places in found.items())
 
     def _find_evidence(self, row: TableRow, leaf: Leaf) -> Evidence:
         """Return where the field's own cell shows the value; without a cell, where the line does."""

@@ -8,6 +8,8 @@ import pytest
 
 from app.extraction import ExtractionResult, Extractor, extract
 from app.extraction.chunks import PartsDone, stream_whole
+from app.extraction.extractor import make_again
+from app.extraction.flags import PART_OF_CELL
 from app.extraction.tables import plan_tables
 from engine import LLM
 from tests.app.api.harness import needs_model
@@ -99,6 +101,18 @@ async def test_rows_are_read_one_by_one_and_joined_in_order() -> None:
     places = {f"/people/{n}/{field}" for n in (0, 1) for field in fields}
     assert last.confidence.keys() == last.evidence.keys() == places
     assert [last.evidence[f"/people/{n}/age"].start for n in (0, 1)] == [text.index("36"), text.rindex("36")]
+
+
+async def test_a_text_that_ends_before_its_cell_is_flagged_until_it_is_corrected() -> None:
+    item = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"people": {"type": "array", "items": item}}}
+    text = "Name | Age\nAda | 36\nAda, Countess | 36\n"
+    *_, last = [step async for step in stream_whole(Extractor(FakeEngine()), schema, text)]
+    assert isinstance(last, ExtractionResult)
+    flagged = [pointer for pointer, reasons in last.flags.items() if PART_OF_CELL in reasons]
+    assert flagged == ["/people/1/name"]
+    record = {"people": [{"name": "Ada", "age": 36}, {"name": "Ada, Countess", "age": 36}]}
+    assert PART_OF_CELL not in str(make_again(schema, text, last, record).flags)
 
 
 @needs_model
