@@ -127,7 +127,7 @@ class ModelPanel:
         return f"<progress></progress> {phase}, {time.monotonic() - began:.0f} s"
 
     def _draw_loaded(self, name: str, engine: Engine, entry: CatalogueEntry | None) -> str:
-        state = STATE_WORDS.get(engine.state) or ("busy" if engine.stats().num_running else "ready")
+        state = STATE_WORDS.get(engine.state) or ("writing" if engine.stats().num_running else "ready")
         rate = self._meters.setdefault(name, RateMeter()).update(engine.stats().generation_tokens)
         size = context = ""
         if engine.state in ("ready", "sleeping"):

@@ -75,9 +75,11 @@ def inspect(history: History, answer: Answer | None) -> dict[str, Any]:
     Those of each model are under the id of its figures. As text, because Gradio traverses lists and dictionaries on the
     event loop: 70 ms for a thousand tokens.
     """
-    shown, outputs = describe_tokens(history), {} if answer is None else answer.outputs
+    shown = describe_tokens(history)
+    if answer is None:
+        return shown
     steps = {}
-    for name, output in outputs.items():
+    for name, output in answer.outputs.items():
         if positions := output.outputs[0].logprobs:
             described = list(map(describe_position, positions[:MAX_INSPECTED]))
             steps[_make_id(answer, name)] = json.dumps(described, ensure_ascii=False)
