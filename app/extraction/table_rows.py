@@ -26,7 +26,7 @@ DECIMALS = re.compile(r"\d[.,]\d{1,2}(?!\d)")
 MIN_FILLED = 0.6  # share of the columns that a row has cells for
 MIN_SURE_COLUMNS = 3  # that many cells in a line are a row wherever they stand
 MAX_FORM_CHARS = 4000  # below the heads, searched for a row without gaps
-MAX_HEAD_CHARS, MAX_COLUMNS = 40, 12
+MAX_HEAD_CHARS, MAX_COLUMNS = 40, 10
 SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
 
 
@@ -202,16 +202,23 @@ def _align(columns: _Columns, cells: Sequence[str], is_strict: bool) -> tuple[in
     Args:
         is_strict: whether cells with gaps must have the forms of the first row.
     """
+    if len(cells) > len(columns.heads):
+        return None
+    forms = [_find_form(cell) for cell in cells]
+    fit = [[_fits(cell, kinds) for kinds in columns.kinds] for cell in cells]
     ways = [
         way
         for way in combinations(range(len(columns.heads)), len(cells))
-        if all(_fits(cell, columns.kinds[number]) for cell, number in zip(cells, way, strict=True))
+        if all(row[number] for row, number in zip(fit, way, strict=True))
     ]
     alike = (
         way
         for way in ways
         if columns.forms
-        and all(cell in EMPTY or _find_form(cell) == columns.forms[n] for cell, n in zip(cells, way, strict=True))
+        and all(
+            cell in EMPTY or form == columns.forms[number]
+            for cell, form, number in zip(cells, forms, way, strict=True)
+        )
     )
     is_full = len(cells) == len(columns.heads) >= MIN_SURE_COLUMNS and not any(cell in EMPTY for cell in cells)
     return next(alike, ways[0] if ways and (is_full or not is_strict) else None)
