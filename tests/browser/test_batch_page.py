@@ -45,7 +45,7 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     site.page.get_by_text("done in").wait_for()
     site.wait_for(lambda: "5 of 5 rows" in site.page.locator("#batch-progress").inner_text())
     site.page.get_by_role("button", name="Run all").click()
-    site.page.get_by_text("8 of 8 rows").wait_for()
+    site.page.locator(".batch-figures", has_text="8 of 8 rows").wait_for()
     site.page.get_by_text("the column 'note' is empty in this row").wait_for()
     site.page.get_by_text("of the prompts from the prefix cache").wait_for()
     # One field, in all the rows where it asks: its values beside their places in the texts.
@@ -157,7 +157,7 @@ def test_an_idle_page_loads_again_after_a_restart_of_the_server(site: Site, orde
     site.complaints.clear()
     site.page.locator("#batch-files").get_by_text("orders").wait_for()
     site.page.get_by_role("button", name="Try the first 5").click()
-    site.page.get_by_text("5 of 5 rows").wait_for()
+    site.page.locator(".batch-figures", has_text="5 of 5 rows").wait_for()
 
 
 def test_answer_and_batch_survive_a_killed_server(desk: Any, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_answer_and_batch_survive_a_killed_server(desk: Any, tmp_path: Path) -> 
         site.wait_for(lambda: site.page.locator("#growing .bot-row").count() > 0 and len(site.answer) > 20)
         open_files(site, path)
         site.page.get_by_role("button", name="Run all").click()
-        site.wait_for(lambda: site.page.locator(f"{records} [data-row]").count() > 3)
+        site.wait_for(lambda: site.page.locator(f"{records}[data-row]").count() > 3)
         site.go_to("Chat")
         begun = site.answer
         site.go_to("Batch")

@@ -58,7 +58,7 @@ def test_a_wide_screen_is_filled_and_has_the_list_of_chats_until_it_is_closed(un
     box, strip = site.page.locator("#composer").bounding_box(), site.page.locator(".strip")
     assert 740 < box["y"] + box["height"] <= 800
     assert site.page.evaluate("document.documentElement.scrollHeight") <= 800
-    assert "demo_model" in strip.inner_text() and "ready" in strip.inner_text()
+    site.wait_for(lambda: "demo_model" in strip.inner_text() and "ready" in strip.inner_text())
     site.ask("Hello!")
     site.wait_for(lambda: not strip.inner_text().endswith("\n0 tok/s") and " 0 tok/s" not in strip.inner_text())
     site.figures.wait_for()

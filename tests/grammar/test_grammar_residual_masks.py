@@ -126,7 +126,7 @@ def test_masks_along_a_walk_are_those_of_a_matcher_that_tries_every_token(merged
     compiled = merged_compiler.compile(GrammarSpec.json_schema(CHECKED[name]))
     assert is_checked(compiled)
     num_cleared = 0
-    for seed in range(choose_count(5, 12)):
+    for seed in range(choose_count(8, 12)):
         rng = random.Random(seed)
         matcher, reference = compiled.matcher(), compiled.matcher()
         assert isinstance(matcher, ResidualMatcher)

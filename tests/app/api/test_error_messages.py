@@ -77,10 +77,6 @@ def test_a_pointer_survives_the_way_between_processes() -> None:
 
 
 async def test_errors_keep_our_own_routes_and_names(server: Server) -> None:
-    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
-    asked = {"input": "x", "top_logprobs": 3, "tools": tools, "tool_choice": "required"}
-    _, reply = await server.post("/v1/responses", asked)
-    assert "are on /v1/chat/completions only" in reply["error"]["message"]
     _, reply = await server.chat(model="/models/of/mine")
     assert "'/models/of/mine'" in reply["error"]["message"]
     status, reply = await server.post("/detokenize", {})
