@@ -163,6 +163,7 @@ def test_retry_undo_edit_and_versions_leave_an_answer_that_is_being_written(last
     chatbot.get_by_label("Submit", exact=True).dispatch_event("click")
     with lasting.page.expect_response("**/gradio_api/run/**"):
         chatbot.get_by_label("Retry").dispatch_event("click")
+    lasting.page.wait_for_timeout(1000)  # the refusals of the other clicks, of which one restores the question
     chatbot.locator(".user-row", has_text="Hello!").wait_for()
     assert (lasting.num_running(), lasting.num_aborted()) == (1, num_aborted)
     lasting.press_stop()
@@ -186,6 +187,7 @@ def test_a_chat_that_is_left_goes_on_and_one_that_is_removed_stays_away(lasting:
     lasting.page.locator("#growing .bot-row").wait_for()
     lasting.press_stop()
     lasting.figures.wait_for()
+    lasting.page.get_by_role("button", name="Continue").wait_for()  # the rows and their buttons are drawn
     lasting.page.get_by_role("button", name="Retry").click()
     lasting.wait_for(lambda: lasting.num_running() == 1)
     chats.get_by_role("button", name="Remove Count, please.").click()
