@@ -9,7 +9,7 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-# Minimum compute capability of Triton; older GPUs use torch.
+# Triton needs at least this compute capability; older GPUs use torch.
 MIN_CAPABILITY = (8, 0)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy a host array to the device; a copy to CUDA uses pinned memory and does not block."""
+    """Copy a host array to the device. A copy to CUDA goes through pinned memory, so the host does not wait."""
     return upload_tensor(torch.from_numpy(np.require(array, requirements=("C", "W"))), device)
 
 

@@ -6,9 +6,9 @@ import gradio as gr
 
 
 def accept_unsent(choice: gr.Dropdown | gr.Radio) -> None:
-    """Let a choice take values that Gradio does not know as options, as after a restart of the server.
+    """Let a choice accept values that are not among the options of this process.
 
-    The options of an open page are then known to nobody else, and Gradio would refuse every event with one of them.
-    The handlers say what a value that is gone means. With `allow_custom_value` people could type values.
+    After a restart, an open page still has the options of the process before, and Gradio would refuse every event with
+    one of them. The handlers explain a value that no longer exists. `allow_custom_value` would let people type values.
     """
     choice.preprocess = lambda payload: payload  # type: ignore[method-assign]

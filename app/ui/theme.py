@@ -16,11 +16,11 @@ from app.ui.late import LateLibraries, write_modules
 
 STYLE_SHEET = Path(__file__).resolve().parents[2] / "assets" / "style.css"
 
-# polish.js loads the files of the first ones.
+# polish.js loads the font files of the first name in each list.
 SANS = ("IBM Plex Sans", "ui-sans-serif", "system-ui", "sans-serif")
 MONO = ("IBM Plex Mono", "ui-monospace", "monospace")
 
-# Slate surfaces, thin borders, no shadows; the accent is kept for what acts.
+# Slate surfaces, thin borders, no shadows. Only buttons, links and other controls have the accent colour.
 SURFACES = {
     "body_background_fill": "*neutral_50", "body_background_fill_dark": "#0b1120",
     "background_fill_primary_dark": "#0f172a", "background_fill_secondary_dark": "#111a2e",
@@ -45,7 +45,8 @@ POLICY = (
     "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'self'"
 )
 
-# What is no document has no policy of its own. With 130 files, the policy was 50 kB of a first visit.
+# Files of these types get no policy header, because a browser never shows them as documents. On 130 files, the header
+# was 50 kB of a first visit.
 NO_DOCUMENTS = (b"text/css", b"text/javascript", b"application/json", b"text/event-stream")
 
 HOW_TO_ALLOW = "--frame-ancestor https://SITE allows that site to show it"
@@ -96,7 +97,7 @@ def mount_options(frame_ancestors: Sequence[str] = ()) -> dict[str, Any]:
         "theme": make_theme(),
         "css_paths": [STYLE_SHEET],
         "footer_links": [],
-        # Texts that people paste are theirs: the browser keeps no history of runs.
+        # The browser keeps no history of runs, because pasted texts may be private.
         "run_history": False,
         "enable_monitoring": False,
         "ssr_mode": False,

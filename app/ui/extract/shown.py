@@ -45,14 +45,14 @@ class Shown:
     opened: Opened | None = None
     choices: Mapping[str, Choice] = field(default_factory=dict)
     verified: Any = None
-    drafted: Any = None  # an ExtractionResult: `result`, if it is not given
+    drafted: Any = None  # an ExtractionResult; `result` by default
     origin: Mapping[str, str] = field(default_factory=dict)
     by_hand: frozenset[str] = frozenset()
     checked: frozenset[str] = frozenset()
     seen: frozenset[str] = frozenset()
     empty: frozenset[str] = frozenset()
     is_approved: bool = False
-    before: Shown | None = None  # what Undo restores: before the removal of an item, or the reading before this one
+    before: Shown | None = None  # Undo restores it: the state before an item was removed, or the earlier record
     reading: str = ""
     other: tuple[str, Any] | None = None
 
@@ -207,7 +207,7 @@ def restore(kept: Mapping[str, Any], text: str, schema: Schema) -> Shown:
     if "draft" not in kept:
         return shown
     checked, seen = frozenset(kept["checked"]), frozenset(kept.get("seen", ()))
-    # Places, because added and removed items have moved the values; older versions kept none.
+    # The places are stored, because added and removed items move the values. Older versions stored none.
     shown = shown.put(kept["record"], kept.get("origin", shown.origin), frozenset(kept.get("empty", ())))
     other = tuple(kept["other"]) if kept.get("other") else None
     reading = kept.get("reading", "")
