@@ -26,7 +26,8 @@ Path = tuple[str, ...]  # keys of the path to a field
 # The rule, for those who download.
 FILE_RULE = (
     "CSV and Excel: each item of a list is a row that repeats the other fields; lists of single values are joined by "
-    "“; ”. Of several lists, Excel has a sheet each and CSV has JSON text. JSON keeps all as it is."
+    "“; ”. With several lists, Excel has a sheet for each, and CSV has them as JSON. "
+    "JSON keeps everything as it is."
 )
 FORMATS = ("jsonl", "csv", "xlsx", "parquet")  # in the order in which they are offered
 # Columns about the run, in front of the record's own.

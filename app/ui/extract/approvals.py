@@ -111,8 +111,8 @@ def render_trust(trust: Trust | None) -> str:
     if trust is None or trust.num_records < MIN_APPROVED:
         num_records = trust.num_records if trust is not None else 0
         words = (
-            "<b>Not measured yet which values need no look</b>: this takes "
-            f"{MIN_APPROVED} checked and approved records of this schema, and has {num_records}."
+            f"<b>Check and approve {MIN_APPROVED} records of this schema</b> to learn which values need no check; "
+            f"{num_records} so far."
         )
     elif trust.sure_from is None:
         words = (
