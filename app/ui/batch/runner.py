@@ -150,17 +150,18 @@ class BatchRunner:
         self.shown[session] = run
         with self.stops.running(session) as flag:
             await run.update(self.store)
+            is_over = not run.is_running
             yield self._draw(run) | self._buttons(True) | self._hide_files() | {self.samples: gr.update(visible=False)}
-            while run.is_running:
+            while not is_over:
                 await asyncio.sleep(self.interval_s)
-                is_changed = await run.update(self.store)
+                is_changed, is_over = await run.update(self.store), not run.is_running
                 if flag.asked:
                     return
                 # Gradio notices a closed page only when a handler yields.
-                yield self._draw(run) if is_changed else gr.skip()
+                yield self._draw(run) if is_changed or is_over else gr.skip()
             buttons = self._buttons(False, bool(self.tables.get(session).rows))
             try:
-                yield self._draw(run) | buttons | await self._save(run)
+                yield buttons | await self._save(run)  # not the table, in which a person may have picked a field
             except Exception as error:
                 # Raise unexpected errors, but enable the buttons again.
                 yield {self.progress: explain_bug(error).as_html(), **buttons, **self._hide_files()}

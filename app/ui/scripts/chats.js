@@ -53,8 +53,10 @@ const changeDraft = (id) => {
   box.dispatchEvent(new Event("input", { bubbles: true }));
   draftOf = id;
 };
+// A reload opens the chat that was chosen last, though it was not shown yet.
+const choose = (id) => { changeDraft(id); writeCurrent(id); };
 const begin = () => {
-  changeDraft("");
+  choose("");
   trigger("fresh");
   if (narrow.matches) close();
   else document.querySelector("#composer textarea").focus();
@@ -119,7 +121,7 @@ const draw = () => {
     const isOpen = chat.id === store.current;
     const item = make("li", { class: isOpen ? "current" : "", "data-id": chat.id },
       make("button", { type: "button", class: "open", title: chat.title, ...(isOpen ? { "aria-current": "true" } : {}),
-        onclick: () => { changeDraft(chat.id); trigger("pick", { id: chat.id }); close(); }, ondblclick: () => rename(chat, item) }, make("span", {}, chat.title), make("small", {}, day(chat.time))),
+        onclick: () => { choose(chat.id); trigger("pick", { id: chat.id }); close(); }, ondblclick: () => rename(chat, item) }, make("span", {}, chat.title), make("small", {}, day(chat.time))),
       make("button", { type: "button", class: "rename", "aria-label": `Rename ${chat.title}`, title: "Rename", onclick: () => rename(chat, item) }, "✎"),
       make("button", { type: "button", class: "remove", "aria-label": `Remove ${chat.title}`, title: "Remove", onclick: () => trigger("drop", { id: chat.id }) }, "×"));
     return item;

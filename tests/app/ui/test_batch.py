@@ -101,7 +101,13 @@ def show(tab: BatchTab, update: Any) -> Any:
 
 
 async def collect(tab: BatchTab, updates: AsyncGenerator[Any, None]) -> list[Any]:
-    return [show(tab, update) async for update in updates]
+    """What the page has after each update."""
+    page: dict[Any, Any] = {}
+    shown = []
+    async for update in updates:
+        page |= {} if update == gr.skip() else update
+        shown.append(show(tab, page))
+    return shown
 
 
 def read(button: Any) -> bytes:
@@ -480,7 +486,7 @@ async def test_a_second_run_of_a_page_ends_the_first(make_tab: MakeTab) -> None:
     assert await tab.show_choice("text", "person", "", REQUEST) == gr.skip()  # the records stay in sight
     await tab.stop(REQUEST)
     await second
-    assert "stopped" in updates[-1].progress and all(request.is_aborted for request in engine.requests)
+    assert "stopped" in updates[-2].progress and all(request.is_aborted for request in engine.requests)
 
 
 def make_run(**fields: Any) -> BatchRun:
