@@ -135,11 +135,15 @@ class ModelPanel:
             weights, cache = report.weight_bytes / 2**20, engine.resolved.cache.num_bytes / 2**20
             size = f"{weights:,.0f} MiB, KV cache up to {cache:,.0f} MiB, computes in {engine.resolved.worker.dtype}"
             context = f"{engine.resolved.max_model_len:,} tokens"
-        can_end = entry is not None and entry.model not in self.pool.kept and engine.state != "closed"
-        button = _draw_button("end", name, "Unload") if can_end else ""
+        if entry is None:
+            action = "stays: the server was started with it"
+        elif roles := [role for role, each in self.pool.roles.items() if each.model == entry.model]:
+            action = f"stays: the default model to {' and '.join(roles)}"
+        else:
+            action = _draw_button("end", name, "Unload") if engine.state != "closed" else ""
         license_ = _license(entry) if entry is not None else self._first_license or ""
         badge = f'<span class="state good">{state}</span>'
-        return _draw_row(name, (badge, button, size, context, f"{rate:,.0f} tok/s", license_))
+        return _draw_row(name, (badge, action, size, context, f"{rate:,.0f} tok/s", license_))
 
     def _draw_other(self, entry: CatalogueEntry) -> str:
         work, is_at_work = self._work.get(entry.name), self._is_at_work(entry)

@@ -305,6 +305,8 @@ async def test_a_role_gives_requests_without_a_model_to_its_own(
         assert (await server.post("/v1/extract", {**asked, "model": "fake"}))[1]["model"] == "fake"
         assert (await server.complete(model=None))[1]["model"] == "fake"
         assert await ask(server, "c") == "c" and not server.pool.slots
+        row = next(row for row in (await ModelPanel(server.pool).draw()).split("<tr>") if ">c</th>" in row)
+        assert "stays: the default model to extract" in row and "data-act" not in row
 
 
 def test_the_embedded_model_extracts_and_smollm2_chats_where_both_are_here(models_dir: Path) -> None:
@@ -403,7 +405,7 @@ async def test_the_page_fetches_loads_and_ends_models(several: Server, monkeypat
         await wait_until(lambda: all(work.task.done() for work in panel._work.values()))
         return await read_row(name)
 
-    assert ">ready<" in await read_row("fake") and "data-act" not in await read_row("fake")
+    assert ">ready<" in (row := await read_row("fake")) and "data-act" not in row and "was started with it" in row
     assert "77 tokens" in (row := await read_row("a")) and 'data-act="load a"' in row
     async with several.pool._lock:
         await panel.act("load", "a")
