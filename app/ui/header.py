@@ -43,13 +43,16 @@ class RateMeter:
         return (after - before) / (end - start) if end > start else 0.0
 
 
-def render_header(engines: Sequence[Engine], rates: Sequence[float], card: str = "") -> str:
+def render_header(
+    engines: Sequence[Engine], rates: Sequence[float], card: str = "", loaded: Sequence[Engine] = ()
+) -> str:
     """Return the strip as HTML.
 
     Args:
         engines: those that are at work, or all if none is.
         rates: the tokens per second of each.
         card: the tooltip of the model's name.
+        loaded: all; their names are data for scripts, such as that of the chat's choice.
     """
     first, stats = engines[0], [each.stats() for each in engines]
     name, rate = first.model_name, sum(rates)
@@ -59,8 +62,9 @@ def render_header(engines: Sequence[Engine], rates: Sequence[float], card: str =
     is_writing = rate >= 0.5 or any(each.num_running for each in stats)
     state = STATE_WORDS.get(first.state) or ("writing" if is_writing else "ready")
     title = html.escape(first.error or "", quote=True) if first.state in ("dead", "restarting") else ""
+    names = html.escape(" ".join(each.model_name for each in loaded), quote=True)
     return (
-        '<div class="strip"><h1 class="brand">Troupe</h1>'
+        f'<div class="strip" data-loaded="{names}"><h1 class="brand">Troupe</h1>'
         f'<a class="model" href="#engine" title="{html.escape(card, quote=True)}">{html.escape(name)}</a>'
         f'<span class="state {state}" title="{title}"><i></i>{state}</span>'
         f'<span class="figure"><b>{rate:,.0f}</b> tok/s</span>'
@@ -93,7 +97,8 @@ class Header:
         if first not in self._cards and first.state == "ready":
             facts = first.describe_model().list_facts()
             self._cards[first] = "\n".join(f"{name}: {fact}" for name, fact in facts)
-        return render_header([engines[at] for at in working], [rates[at] for at in working], self._cards.get(first, ""))
+        at_work, their_rates = [engines[at] for at in working], [rates[at] for at in working]
+        return render_header(at_work, their_rates, self._cards.get(first, ""), engines)
 
 
 def build_header(list_engines: Callable[[], Sequence[Engine]]) -> None:

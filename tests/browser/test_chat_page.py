@@ -452,3 +452,9 @@ def test_a_chosen_model_takes_over_and_compared_ones_can_all_be_looked_into(two_
     page.get_by_role("button", name="Previous answer").click()
     page.get_by_text("Answer 1 of 2").wait_for()
     page.locator("#inside .token").first.wait_for()
+    # The choice says which model is not loaded, also when that changes.
+    site.wait_for(lambda: chosen.all_inner_texts() == ["second", "demo_model"])
+    site.go_to("Engine")
+    page.locator('[data-act="end second"]').click()
+    site.go_to("Chat")
+    site.wait_for(lambda: chosen.all_inner_texts() == ["second (not loaded)", "demo_model"])

@@ -118,8 +118,10 @@ def make_grammar(kind: str, text: str) -> GrammarSpec | None:
             return None
 
 
-def build_model_choice(defaults: Settings, has_choice: bool) -> tuple[Any, Any]:
-    """Put the choice of the models that answer on the page, and the switch of their reasoning.
+def build_model_choice(defaults: Settings, has_choice: bool) -> tuple[Any, Any, Any]:
+    """Put the choice of the models that answer on the page, the switch of their reasoning, and the button to compare.
+
+    The button's event `loaded` says that a model was loaded or ended.
 
     Args:
         has_choice: whether others than the first model may answer; the page gets their names when it opens.
@@ -128,13 +130,13 @@ def build_model_choice(defaults: Settings, has_choice: bool) -> tuple[Any, Any]:
         [], value=defaults.models, multiselect=True, label="Answered by", container=False, visible=has_choice,
         elem_id="answering", allow_custom_value=True,  # Gradio would refuse names that came after the page was built
     )
-    gr.HTML(
+    compare = gr.HTML(
         '<button type="button">+ Compare</button>', visible=has_choice, elem_id="compare", apply_default_css=False,
         js_on_load=read_script("answering"),
     )
     # Shown when the page knows that the model's chat template takes it, as the effort in the settings.
     thinks = gr.Checkbox(defaults.thinks, label="Think first", container=False, visible=False, elem_id="thinks")
-    return answering, thinks
+    return answering, thinks, compare
 
 
 def build_settings(

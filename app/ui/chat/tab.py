@@ -78,18 +78,21 @@ class ChatTab(ChatList):
                 file_count="multiple", file_types=[*FILE_TYPES, *IMAGE_TYPES],
             )
             with gr.Row(elem_id="under"):
-                answering, thinks = build_model_choice(self.defaults, self.models.has_choice)
+                answering, thinks, compare = build_model_choice(self.defaults, self.models.has_choice)
         with gr.Sidebar(position="right", open=False, width=320, elem_id="settings"):
             self.settings = settings = build_settings(self.defaults, answering, thinks)
             # Never displayed; they carry the browser's storage into the event.
             kept = gr.HTML({}, html_template="", apply_default_css=False, elem_id="kept-settings")
             current = gr.HTML("", html_template="", apply_default_css=False, elem_id="kept-chat")
-        answering.focus(self.offer_models, None, answering, **AT_ONCE)
+        for event in (answering.focus, compare.loaded):
+            event(self.offer_models, None, answering, **AT_ONCE)
         choose = f"(names) => [chooseModels(names, {json.dumps(self.engine.model_name)})]"
         answering.input(None, answering, answering, js=choose, **AT_ONCE)
         self.choosing, self.thinking = [answering, thinks], [thinks, settings[EFFORT]]
-        gr.on([answering.change, thinks.change], self.offer_thinking, self.choosing, self.thinking, **AT_ONCE)
-        answering.change(self.welcome, answering, self.chatbot, **AT_ONCE)
+        for event in (answering.change, thinks.change, compare.loaded):
+            event(self.offer_thinking, self.choosing, self.thinking, **AT_ONCE)
+        for event in (answering.change, compare.loaded):
+            event(self.welcome, answering, self.chatbot, **AT_ONCE)
         kind: Any = settings[GRAMMAR_KIND]
         kind.change(show_chip, kind, chip, **AT_ONCE)
         free = ("none", gr.update(**show_grammar("none")))
@@ -202,9 +205,7 @@ class ChatTab(ChatList):
         # Not the turn, because another one may have begun meanwhile.
         shown = [self.chatbot, self.textbox, self.growing, self.tokens]
         ended = [*shown, self.thread, self.branches, self.chats]
-        ending = watching.then(self.end, self.turn, ended, **EACH, **AT_ONCE)
-        if self.models.has_choice:  # the answer may have loaded its model
-            ending.then(self.offer_thinking, self.choosing, self.thinking, **AT_ONCE)
+        watching.then(self.end, self.turn, ended, **EACH, **AT_ONCE)
 
 
 def show_chip(kind: str) -> str:

@@ -5,6 +5,8 @@ let isComparing = false, numBefore = 0;
 const count = () => { numBefore = document.querySelectorAll("#answering .token").length; };
 for (const kind of ["mousedown", "keydown"]) document.addEventListener(kind, (event) => { if (isIn(event)) count(); }, true);
 document.addEventListener("focusout", (event) => { if (isIn(event)) isComparing = false; });
+// The strip names the models that are loaded.
+new MutationObserver(() => trigger("loaded")).observe(find("#strip"), { subtree: true, attributeFilter: ["data-loaded"] });
 element.onclick = () => { isComparing = true; find("#answering input").focus(); };
 // What was chosen in the list, with the name of the model that answers when none is.
 globalThis.chooseModels = (names, own) => {

@@ -29,7 +29,7 @@ def event(value: str) -> Any:
 
 async def test_components_come_in_the_order_of_the_fields() -> None:
     with gr.Blocks():
-        components = build_settings(Settings(), *build_model_choice(Settings(), has_choice=True))
+        components = build_settings(Settings(), *build_model_choice(Settings(), has_choice=True)[:2])
     values = dataclasses.astuple(Settings())
     assert [component.value for component in components] == list(values)
 
