@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import zipfile
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from .mails import read_eml, read_html, read_msg
 from .package import (
     Element,
     Lines,
-    find_attribute,
+    Package,
     find_main,
     find_parts,
     name_of,
@@ -39,36 +38,38 @@ def read(data: bytes, kind: str, max_chars: int) -> dict[str, Any]:
 
 def read_docx(data: bytes, notes: list[str]) -> Lines:
     """Yield headers, text with tables and text boxes, diagrams, comments, footnotes and footers."""
-    with zipfile.ZipFile(io.BytesIO(data)) as package:
-        note_unread(package, "word/", notes)
-        main = find_main(package, "word/document.xml")
-        heads = find_parts(package, r"word/header\d*\.xml")
-        feet = find_parts(package, r"word/(?:diagrams/data\d*|footnotes|endnotes|comments|footer\d*)\.xml")
-        seen: set[str] = set()
-        for name in (*heads, main, *feet):
-            lines = list(read_blocks(parse(package, name)))
-            if name == main:
-                yield from lines
-            elif (text := "\n".join(filter(str.strip, lines))) and text not in seen:
-                seen.add(text)
-                yield text
+    package = Package(data)
+    note_unread(package, "word/", notes)
+    main = find_main(package, "word/document.xml")
+    heads = find_parts(package, r"word/header\d*\.xml")
+    feet = find_parts(package, r"word/(?:diagrams/data\d*|footnotes|endnotes|comments|footer\d*)\.xml")
+    seen: set[str] = set()
+    for name in (*heads, main, *feet):
+        lines = list(read_blocks(parse(package, name)))
+        if name == main:
+            yield from lines
+        elif (text := "\n".join(filter(str.strip, lines))) and text not in seen:
+            seen.add(text)
+            yield text
 
 
 def read_pptx(data: bytes, notes: list[str]) -> Lines:
     """Yield the slides in their order, each with its diagrams, notes and comments."""
-    with zipfile.ZipFile(io.BytesIO(data)) as package:
-        note_unread(package, "ppt/", notes)
-        main = find_main(package, "ppt/presentation.xml")
-        slides = read_relations(package, main)
-        order = [slides[find_attribute(each, "id")] for each in parse(package, main).iter() if name_of(each) == "sldId"]
-        for number, name in enumerate(order, 1):
-            yield f"\nSlide {number}"
-            yield from read_blocks(parse(package, name))
-            for path in read_relations(package, name).values():
-                if re.search(r"/notesSlides/|/diagrams/data", path):
-                    yield from read_blocks(parse(package, path))
-                elif "/comments/" in path:
-                    yield from _read_comments(parse(package, path))
+    package = Package(data)
+    note_unread(package, "ppt/", notes)
+    main = find_main(package, "ppt/presentation.xml")
+    slides = read_relations(package, main)
+    # A listed slide has an `id`, which is a number, and an `r:id`, which names its relation.
+    listed = [each.attrib for each in parse(package, main).iter() if name_of(each) == "sldId"]
+    order = [slides[each[key]] for each in listed for key in each if key.endswith("/relationships}id")]
+    for number, name in enumerate(order, 1):
+        yield f"\nSlide {number}"
+        yield from read_blocks(parse(package, name))
+        for path in read_relations(package, name).values():
+            if re.search("/notesslides/|/diagrams/data", path):
+                yield from read_blocks(parse(package, path))
+            elif "/comments/" in path:
+                yield from _read_comments(parse(package, path))
 
 
 def _read_comments(part: Element) -> Lines:

@@ -5,6 +5,7 @@ Rows of tables are lines with " | " between the cells.
 
 from __future__ import annotations
 
+import io
 import posixpath
 import re
 import zipfile
@@ -31,9 +32,24 @@ PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".emf", ".wmf", ".bmp", ".tiff")
 MAIN, CHUNK = "officeDocument", "aFChunk"
 
 
-def note_unread(package: zipfile.ZipFile, folder: str, notes: list[str]) -> None:
+class Package:
+    """The parts of an Office file. Their names are equal without regard to case (ECMA-376, part 2), here in lower case.
+
+    Raises BadZipFile: it is no ZIP archive.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._archive = zipfile.ZipFile(io.BytesIO(data))
+        self._members = {name.lower(): name for name in self._archive.namelist()}
+        self.names = sorted(self._members)
+
+    def read(self, name: str) -> bytes:
+        return self._archive.read(self._members[name.lower()])
+
+
+def note_unread(package: Package, folder: str, notes: list[str]) -> None:
     """Note the parts that are not read, by their number."""
-    names = [name.lower() for name in package.namelist() if name.startswith(folder)]
+    names = [name for name in package.names if name.startswith(folder)]
     num_charts = sum("/charts/chart" in name for name in names)
     for what, number in (
         ("picture", sum("/media/" in name and name.endswith(PICTURES) for name in names)),
@@ -46,28 +62,28 @@ def note_unread(package: zipfile.ZipFile, folder: str, notes: list[str]) -> None
             notes.append(f"{number} {what}{'s were' if number > 1 else ' was'} left out")
 
 
-def parse(package: zipfile.ZipFile, name: str) -> Element:
+def parse(package: Package, name: str) -> Element:
     return ElementTree.fromstring(package.read(name))
 
 
-def read_relations(package: zipfile.ZipFile, name: str, kind: str = "") -> dict[str, str]:
+def read_relations(package: Package, name: str, kind: str = "") -> dict[str, str]:
     """Return the paths of the parts that a part refers to, of all kinds or one; "" is the package itself."""
     folder, file = posixpath.split(name)
     relations = posixpath.join(folder, "_rels", f"{file}.rels")
-    if relations not in package.namelist():
+    if relations not in package.names:
         return {}
     listed = [each for each in parse(package, relations) if each.get("Type", "").endswith(f"/{kind}" if kind else "")]
     found = ((each.attrib["Id"], each.attrib["Target"]) for each in listed)
-    return {key: posixpath.normpath(posixpath.join("/", folder, target))[1:] for key, target in found}
+    return {key: posixpath.normpath(posixpath.join("/", folder, target))[1:].lower() for key, target in found}
 
 
-def find_main(package: zipfile.ZipFile, usual: str) -> str:
+def find_main(package: Package, usual: str) -> str:
     """Return the path of the main part, which some programs give a name of its own."""
     return next(iter(read_relations(package, "", MAIN).values()), usual)
 
 
-def find_parts(package: zipfile.ZipFile, pattern: str) -> list[str]:
-    return sorted(name for name in package.namelist() if re.fullmatch(pattern, name))
+def find_parts(package: Package, pattern: str) -> list[str]:
+    return [name for name in package.names if re.fullmatch(pattern, name)]
 
 
 def name_of(element: Element) -> str:

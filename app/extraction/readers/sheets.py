@@ -9,11 +9,20 @@ import csv
 import importlib
 import io
 import re
-import zipfile
 from datetime import datetime, timedelta
 from typing import Any
 
-from .package import CELL_GAP, Lines, find_attribute, find_parts, name_of, note_unread, parse, read_blocks
+from .package import (
+    CELL_GAP,
+    Lines,
+    Package,
+    find_attribute,
+    find_parts,
+    name_of,
+    note_unread,
+    parse,
+    read_blocks,
+)
 
 UNCOMPUTED = re.compile(rb"(?:</f>|<f[^>]*/>)\s*(?:<v\s*/>|<v></v>)?\s*</c>")  # a formula without its value
 PADDED = re.compile(r"0[0 /-]*0")  # the format of a number with leading zeros, as 000-00
@@ -27,13 +36,12 @@ DIGITS = "0#?"
 
 def read_xlsx(data: bytes, notes: list[str]) -> Lines:
     """Yield the rows of all sheets, each sheet behind its name, then comments and text boxes."""
-    with zipfile.ZipFile(io.BytesIO(data)) as package:
-        num_formulas = sum(
-            len(UNCOMPUTED.findall(package.read(name))) for name in find_parts(package, "xl/worksheets/sheet.*")
-        )
-        note_unread(package, "xl/", notes)
-        comments = [parse(package, name) for name in find_parts(package, r"xl/(?:.*/)?comments?\d*\.xml")]
-        drawings = [parse(package, name) for name in find_parts(package, r"xl/drawings/drawing\d*\.xml")]
+    package = Package(data)
+    sheets = find_parts(package, "xl/worksheets/sheet.*")
+    num_formulas = sum(len(UNCOMPUTED.findall(package.read(name))) for name in sheets)
+    note_unread(package, "xl/", notes)
+    comments = [parse(package, name) for name in find_parts(package, r"xl/(?:.*/)?comments?\d*\.xml")]
+    drawings = [parse(package, name) for name in find_parts(package, r"xl/drawings/drawing\d*\.xml")]
     if num_formulas:
         plural = "s have" if num_formulas > 1 else " has"
         notes.append(f"{num_formulas} formula{plural} no stored value; save the file in a spreadsheet program once")

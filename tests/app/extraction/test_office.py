@@ -66,13 +66,14 @@ def make_pptx() -> bytes:
         listed = "".join(f'<Relationship Id="r{n}" Target="{each}"/>' for n, each in enumerate(targets))
         return f'<Relationships xmlns="x">{listed}</Relationships>'
 
-    order = '<p:sldIdLst><p:sldId r:id="r1"/><p:sldId r:id="r0"/></p:sldIdLst>'
+    order = '<p:sldIdLst><p:sldId id="256" r:id="r1"/><p:sldId id="257" r:id="r0"/></p:sldIdLst>'
     return zip_up(
         ppt__presentation_xml="", **{
             "ppt__presentation.xml": f'<p:presentation xmlns:p="p" {RELATION}>{order}</p:presentation>',
             "ppt___rels__presentation.xml.rels": make_relations("slides/slide1.xml", "slides/slide2.xml"),
             "ppt__slides__slide1.xml": make_slide("Last"), "ppt__slides__slide2.xml": make_slide("First"),
             "ppt__slides___rels__slide1.xml.rels": make_relations("../notesSlides/notesSlide1.xml"),
+            "ppt__notesSlides___rels__notesSlide1.xml.rels": make_relations("../slides/slide1.xml"),
             "ppt__notesSlides__notesSlide1.xml": f"<p:n xmlns:p='p' {DRAWING}><a:p><a:t>A note</a:t></a:p></p:n>",
         }
     )  # fmt: skip
@@ -275,6 +276,13 @@ def test_mail_body_is_read_or_a_note_says_why_not(
 def test_binary_mail_is_refused() -> None:
     with pytest.raises(UnreadableSource, match="is not a mail"):
         parse_rows(bytes(range(256)), "a.eml")
+
+
+@pytest.mark.parametrize(("kind", "data"), [("docx", make_docx()), ("pptx", make_pptx())])
+def test_names_of_parts_are_equal_without_regard_to_case(kind: str, data: bytes) -> None:
+    with zipfile.ZipFile(io.BytesIO(data)) as package:
+        parts = {name.upper(): package.read(name).decode() for name in package.namelist()}
+    assert read_office(zip_up(**parts), f"a.{kind}") == read_office(data, f"a.{kind}")
 
 
 @pytest.mark.parametrize("kind", ["docm", "dotx"])
