@@ -53,8 +53,10 @@ const changeDraft = (id) => {
   box.dispatchEvent(new Event("input", { bubbles: true }));
   draftOf = id;
 };
-// A reload opens the chat that was chosen last, though it was not shown yet.
-const choose = (id) => { changeDraft(id); writeCurrent(id); };
+// A reload opens the chat that was chosen last, though it is not shown yet.
+let chosen = null;
+const choose = (id) => { changeDraft(id); chosen = id; };
+window.addEventListener("pagehide", () => { if (chosen !== null) writeCurrent(chosen); });
 const begin = () => {
   choose("");
   trigger("fresh");
@@ -143,6 +145,7 @@ const take = () => {
   if (value.where) where.textContent = value.where;
   if (!value.chats) return;
   const isNews = !value.is_search && JSON.stringify(value.chats) !== JSON.stringify(store.chats);
+  if (value.current !== store.current) chosen = null;
   store = value;
   writeCurrent(store.current);
   draftOf = store.leaf ? store.current : "";
