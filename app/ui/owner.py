@@ -18,8 +18,8 @@ def describe_keeping(store: Store, owner: str) -> str:
     """Say where chats are kept, and for how long; for a guest, that nothing is."""
     if owner.startswith(GUEST):
         return (
-            "This browser takes no cookie from this page: chats, records and batches are gone when it is closed. "
-            "Export, Save and Download keep them."
+            "This browser takes no cookie from this page: chats, records, batches and settings are gone when it is "
+            "closed. Export, Save and Download make files of them."
         )
     days = f"{store.limits.max_age_s / 86400:,.0f} days after their last change"
     return f"Chats are kept on the server, {days if store.is_kept else 'in memory, until it ends'}."

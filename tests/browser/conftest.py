@@ -20,6 +20,8 @@ FLAGS = [
     "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--disable-background-networking", "--no-first-run"
 ]
 READY = "Troupe is ready at "
+# A site that may show the page in a frame.
+FRAMER = "http://localhost"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,7 +46,7 @@ def chromium() -> Iterator[Any]:
         pytest.skip("no Chromium on this machine")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=FLAGS)
-        browser.phone = driver.devices["Pixel 7"]
+        browser.phone, browser.path = driver.devices["Pixel 7"], path
         yield browser
         browser.close()
 
@@ -55,7 +57,7 @@ def base_url(request: pytest.FixtureRequest) -> Iterator[str]:
     if given is not None:
         yield given.rstrip("/")
         return
-    yield from start_server()
+    yield from start_server("app", "--frame-ancestor", FRAMER)
 
 
 @pytest.fixture(scope="package")

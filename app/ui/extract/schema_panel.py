@@ -140,7 +140,7 @@ class SchemaPanel:
             raise gr.Error("Give the schema a title first, in the form or as the keyword title.")
         while title in self.examples.schemas or title == BLANK:
             title += " (mine)"
-        gr.Info(f"Saved as {title} in this browser.")
+        gr.Info(f"Saved as {title}.")
         return {title: text}, self.list_names({**(saved or {}), title: text}, title)
 
     def list_names(self, saved: dict[str, str] | None, chosen: str | None = None) -> Any:

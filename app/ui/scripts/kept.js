@@ -41,6 +41,7 @@ const readSchemas = () => readKept(SCHEMAS);
 const addSchema = (added) => {
   if (!added || !Object.keys(added).length) return;
   if (!writeKept(SCHEMAS, { ...added, ...readSchemas(), ...added })) warn("This browser has no room left to keep the schema. Clear it to make room, and save it again.");
+  else if (window.troupeKept) warn("This browser stores nothing for this page: the schema is gone when the page is closed.");
 };
 
 // The id of the last batch: of this tab, or of any for a new tab.
