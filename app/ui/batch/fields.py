@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from app.extraction.pointers import escape_pointer, split_pointer
@@ -57,6 +57,17 @@ def render_fields(counts: list[tuple[str, int]], num_rows: int) -> str:
     return f'<p class="ask-line">{" ".join(buttons)}</p>' if buttons else ""
 
 
+def render_undo(records: Mapping[int, Mapping[str, Any]], confirmed: Mapping[int, Sequence[str]]) -> str:
+    """Return the line that takes back the approval of a field in many rows; "" without one."""
+    if not confirmed:
+        return ""
+    index, pointers = next(iter(confirmed.items()))
+    name = html.escape(name_field(find_field(records[index]["record"], pointers[0])))
+    count = f"{len(confirmed):,} row{'s' if len(confirmed) != 1 else ''}"
+    undo = '<button type="button" data-act="undo">Undo</button>'
+    return f'<p class="ask-line" role="status"><b>{name}</b> is approved in {count}. {undo}</p>'
+
+
 def render_field(field: str, rows: Mapping[int, Mapping[str, Any]], cuts: Mapping[int, Mapping[str, str]]) -> str:
     """Return the values of a field in the rows where it asks, each with its place in the text.
 
@@ -82,7 +93,7 @@ def render_field(field: str, rows: Mapping[int, Mapping[str, Any]], cuts: Mappin
     count = f"{len(rows):,} row{'s' if len(rows) != 1 else ''}"
     return (
         f'<p class="ask-line"><b>{name}</b> asks in {count}. '
-        f'<button type="button" class="main" data-confirm>Approve {name} in all {count} shown</button> '
+        f'<button type="button" class="main" data-act="confirm">Approve {name} in all {count} shown</button> '
         '<button type="button" data-field="">Show all rows</button></p>'
         '<div class="batch-table" tabindex="0"><table><thead><tr><th scope="col">#</th><th scope="col">source</th>'
         f'<th scope="col">{name}</th><th scope="col">in the text</th><th scope="col">why it asks</th></tr></thead>'

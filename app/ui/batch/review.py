@@ -62,9 +62,8 @@ class RowReview:
         parts = [self.panel, self.place, self.index, self.previous, self.next, *self.desk.parts]
         records.open(self.open_row, None, parts, **at_once)
         records.pick(self.pick, None, [records, self.panel], **at_once)
-        records.confirm(
-            self.confirm, None, [*redrawn, self.panel], concurrency_limit=1, concurrency_id="review", **quiet
-        )
+        for event, handler in ((records.confirm, self.confirm), (records.undo, self.undo)):
+            event(handler, None, [*redrawn, self.panel], concurrency_limit=1, concurrency_id="review", **quiet)
         self.previous.click(self.go_back, self.index, parts, **at_once)
         self.next.click(self.go_on, self.index, parts, **at_once)
         self.close.click(lambda: gr.update(visible=False), None, self.panel, **at_once)
@@ -93,6 +92,14 @@ class RowReview:
         await run.confirm_field(self._context.store)
         return {self.panel: gr.update(visible=False), **await self._redraw(run)}
 
+    async def undo(self, request: gr.Request) -> Update:
+        """Let the values that were approved together last ask for a check again."""
+        run = self._shown.get(str(request.session_hash))
+        if run is None or not run.confirmed:
+            return gr.skip()
+        await run.undo_confirm(self._context.store)
+        return {self.panel: gr.update(visible=False), **await self._redraw(run)}
+
     async def go_back(self, index: int, request: gr.Request) -> Update:
         """Open the row before."""
         return await self._step(str(request.session_hash), index, -1)
@@ -110,6 +117,7 @@ class RowReview:
         try:
             changed = await asyncio.to_thread(shown.act, data._data)
             await run.keep(self._context.store, index, changed)
+            run.confirmed = {}
             if changed.is_approved:
                 await approve(self._context.store, run.owner, changed)
         except (EditError, StoreError) as error:

@@ -36,6 +36,7 @@ class BatchRun:
     asking_first: bool = True  # show the records with most to check first, once all are there
     focus: str = ""  # the field of which the page shows the values side by side; "": it shows whole records
     cuts: dict[int, dict[str, str]] = field(default_factory=dict)  # their places in the texts as HTML, by row
+    confirmed: dict[int, list[str]] = field(default_factory=dict)  # values approved together last, by row, to undo that
     is_stale: bool = False  # another column or schema is chosen now
     counts: dict[str, int] = field(default_factory=dict)  # rows by state
     records: dict[int, Record] = field(default_factory=dict)
@@ -151,13 +152,21 @@ class BatchRun:
 
     async def confirm_field(self, store: Store) -> None:
         """Mark the values of the field that the page shows as checked by a person, and show whole records again."""
+        self.confirmed = {}
         for index in self.list_rows()[:NUM_SHOWN]:
-            shown = await self.open_row(store, index)
-            for pointer in list_asking(self.records[index], self.focus) if shown else ():
-                shown = shown and shown.act({"action": "check", "pointer": pointer})
-            if shown:
-                await self.keep(store, index, shown)
+            pointers = list_asking(self.records[index], self.focus)
+            if shown := await self.open_row(store, index):
+                await self.keep(store, index, replace(shown, checked=shown.checked.union(pointers)))
+                self.confirmed[index] = pointers
         await self.show_field(store, self.focus if self.list_rows() else "")
+
+    async def undo_confirm(self, store: Store) -> None:
+        """Let the values that were approved together last ask for a check again."""
+        confirmed, self.confirmed = self.confirmed, {}
+        for index, pointers in confirmed.items():
+            if shown := await self.open_row(store, index):
+                await self.keep(store, index, replace(shown, checked=shown.checked.difference(pointers)))
+        await self.show_field(store, self.focus)
 
     def _cut(self, index: int, text: str) -> None:
         record = self.records[index]

@@ -10,7 +10,7 @@ from typing import Any
 from app.extraction.flags import ENDED
 from app.extraction.pointers import escape_pointer
 from app.extraction.sources import Table
-from app.ui.batch.fields import count_fields, render_field, render_fields
+from app.ui.batch.fields import count_fields, render_field, render_fields, render_undo
 from app.ui.batch.run import NUM_SHOWN, BatchRun
 from app.ui.extract.record_view import STOPPED
 
@@ -121,8 +121,9 @@ def _render_table(run: BatchRun) -> str:
     if not done:
         return EMPTY_BATCH
     shown = done[:NUM_SHOWN]
+    undo = render_undo(run.records, run.confirmed)
     if run.focus:
-        return render_field(run.focus, {index: run.records[index] for index in shown}, run.cuts)
+        return undo + render_field(run.focus, {index: run.records[index] for index in shown}, run.cuts)
     asking = "" if run.is_running else render_fields(count_fields(run.records.values()), len(run.records))
     columns = dict.fromkeys(
         name
@@ -134,7 +135,7 @@ def _render_table(run: BatchRun) -> str:
     body = "".join(_render_record(index + 1, run.records[index], list(columns)) for index in shown)
     more = f'<p class="figures-line">The first {NUM_SHOWN} of {len(done):,} rows; the downloads have all of them.</p>'
     return (
-        f'{asking}<div class="batch-table" tabindex="0"><table><thead><tr><th scope="col">#</th>'
+        f'{undo}{asking}<div class="batch-table" tabindex="0"><table><thead><tr><th scope="col">#</th>'
         '<th scope="col">source</th><th scope="col">state</th><th scope="col">to check</th>'
         f"{heads}</tr></thead><tbody>{body}</tbody></table></div>"
         f"{more if len(done) > NUM_SHOWN else ''}"

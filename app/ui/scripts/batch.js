@@ -11,10 +11,10 @@ const openRow = (row) => {
 };
 element.addEventListener("click", (event) => {
   const picked = event.target.closest?.("[data-field]");
-  const confirmed = event.target.closest?.("[data-confirm]");
+  const acted = event.target.closest?.("[data-act]");
   if (picked) trigger("pick", { field: picked.dataset.field });
-  if (confirmed) { confirmed.disabled = true; trigger("confirm"); }
-  isPicked ||= Boolean(picked || confirmed);
+  if (acted) { acted.disabled = true; trigger(acted.dataset.act === "undo" ? "undo" : "confirm"); }
+  isPicked ||= Boolean(picked || acted);
   const isReading = getSelection()?.toString() && !event.target.closest?.("button"); // a text of the row is selected
   if (!isReading) openRow(event.target.closest?.("[data-row]"));
 });

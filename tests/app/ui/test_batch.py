@@ -371,6 +371,15 @@ async def test_one_field_is_checked_in_all_rows_where_it_asks(make_tab: MakeTab)
     assert "name</b> asks" not in update.records and b'"/name": [' not in read(update.jsonl)
     assert not run.records[1].get("approved")  # the other values of the row still wait
     assert await tab.review.confirm(REQUEST) == gr.skip()
+    assert "<b>name</b> is approved in 2 rows." in update.records
+    update = show(tab, await tab.review.undo(REQUEST))
+    assert [run.records[index]["checked"] for index in range(3)] == [["/name"], [], []]
+    assert "name</b> asks in 2 rows" in update.records and read(update.jsonl).count(b'"/name": [') == 2
+    assert "is approved in" not in update.records and await tab.review.undo(REQUEST) == gr.skip()
+    await tab.review.pick(REQUEST, event)
+    await tab.review.confirm(REQUEST)
+    await correct(tab, page, action="check", pointer="/lines/0/count")
+    assert await tab.review.undo(REQUEST) == gr.skip()  # another action came after it
 
 
 def test_the_place_of_a_value_is_cut_out_of_its_text() -> None:
