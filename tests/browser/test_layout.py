@@ -107,7 +107,7 @@ def test_screenshots_for_the_readme(folder: Path, site: Site) -> None:
     site.page.get_by_role("button", name="Run all").click()
     site.page.get_by_text("done in").wait_for()
     site.page.locator("[data-row='0']").click()
-    site.page.get_by_text("Row 1 of 2").wait_for()
+    site.page.get_by_text("of 2 · row 1").wait_for()
     save(site, folder / "batch.png")
     site.go_to("Engine")
     site.page.get_by_role("img", name="blocks owned").wait_for()

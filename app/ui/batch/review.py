@@ -137,7 +137,8 @@ class RowReview:
         shown = None if run is None else await run.open_row(self._context.store, index)
         if run is None or shown is None:
             raise gr.Error("This row is not here any more. Run the batch again.")
-        name = html.escape(run.records[index]["source"])
+        name, queue = html.escape(run.records[index]["source"]), run.list_reviewed()
+        place = f"{queue.index(index) + 1:,} of {len(queue):,} · " if index in queue else ""
         steps = {self.previous: -1, self.next: 1}
         return {
             **{
@@ -145,6 +146,6 @@ class RowReview:
                 for button, step in steps.items()
             },
             self.panel: gr.update(visible=True),
-            self.place: f"<b>Row {index + 1} of {run.num_rows:,}</b> {name}", self.index: index,
+            self.place: f"<b>{place}row {index + 1:,}</b> {name}", self.index: index,
             **self.desk.draw(shown), self.desk.why: "",
         }

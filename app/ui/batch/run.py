@@ -174,9 +174,13 @@ class BatchRun:
         pointers = list_asking(record, self.focus)
         self.cuts[index] = {pointer: cut_text(text, evidence.get(pointer)) for pointer in pointers}
 
+    def list_reviewed(self) -> list[int]:
+        """Return the indices of the rows that a person can open, in the order of the page."""
+        return [index for index in self.list_rows() if has_record(self.records[index])]
+
     def find_next(self, index: int, step: int = 1) -> int | None:
         """Return the row with a record that follows or precedes another on the page."""
-        rows = [each for each in self.list_rows() if self.records[each]["record"] is not None]
+        rows = self.list_reviewed()
         place = rows.index(index) + step if index in rows else 0
         return rows[place] if 0 <= place < len(rows) else None
 

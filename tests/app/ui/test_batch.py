@@ -329,7 +329,7 @@ async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections(ma
     tab, _ = make_tab(record='{"name": "Ada", "age": 36}')
     await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False, "fake"))
     page = show(tab, await tab.review.open_row(REQUEST, SimpleNamespace(_data={"row": 0})))  # type: ignore[arg-type]
-    assert page.review["visible"] is True and "Row 1 of 4" in page.place and "Ada" in page.fields
+    assert page.review["visible"] is True and "1 of 2 · row 1<" in page.place and "Ada" in page.fields
     with pytest.raises(gr.Error, match="not here any more"):
         await tab.review.open_row(REQUEST, SimpleNamespace(_data={"row": 1}))  # type: ignore[arg-type]
     edited = show(tab, await correct(tab, page, action="edit", edits={"/name": "Ada L."}))
@@ -339,7 +339,7 @@ async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections(ma
     assert "not done" in refused.badge and refused.records == gr.skip()
     following = show(tab, await correct(tab, page, action="approve"))
     assert "1 approved" in following.progress and ">approved<" in following.records
-    assert "Row 4 of 4" in following.place and following.index == 3  # the next one with a record
+    assert "2 of 2 · row 4<" in following.place and following.index == 3  # the next one with a record
     assert following.previous["interactive"] and not following.next["interactive"]
     assert b'"model": "fake"' in read(following.jsonl) and b",fake," in read(following.csv)
     assert b'"approved": true' in read(following.jsonl) and b'"corrected": ["/name"]' in read(following.jsonl)
@@ -356,6 +356,7 @@ async def test_one_field_is_checked_in_all_rows_where_it_asks(make_tab: MakeTab)
     run, order = tab.shown[REQUEST.session_hash], [3, 0, 1, 2]
     assert run.list_rows() == order  # the failed row, and then those with most to check
     page = show(tab, await tab.review.open_row(REQUEST, SimpleNamespace(_data={"row": 0})))  # type: ignore[arg-type]
+    assert "<b>1 of 3 · row 1</b>" in page.place  # the failed row, before it, cannot be opened
     update = show(tab, await correct(tab, page, action="check", pointer="/name"))
     assert run.list_rows() == order  # a row stays where it is while a person checks it
     asks = re.findall(r'data-field="(.*?)".*?<b>(.*?)</b> (asks in .*?)<', update.records)
