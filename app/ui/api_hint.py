@@ -95,7 +95,7 @@ def build_api_tab(
     base_url = gr.Textbox(label="Base URL", interactive=False, buttons=["copy"], max_lines=1)
     kind = gr.Radio(
         [EXTRACT, CHAT], value=EXTRACT, label="Code for", show_label=False, container=False, elem_id="code-kind",
-        elem_classes="chips", info="It has the schema and the beginning of the text that are open in Extract.",
+        elem_classes="chips", info="“Extract a record” has the schema and the beginning of the text open in Extract.",
     )
     codes: list[gr.Code] = []
     with gr.Row(equal_height=True, elem_id="snippets"):
