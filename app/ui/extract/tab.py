@@ -12,6 +12,7 @@ from app.extraction import Limits
 from app.extraction.export import FILE_RULE
 from app.store import Store
 from app.ui.examples import Examples
+from app.ui.extract.projects import render_name
 from app.ui.extract.reliability import render_calibration
 from app.ui.extract.run import add_example
 from app.ui.extract.saving import FILE_FORMATS, SAVE, save_record
@@ -42,7 +43,8 @@ const project = read("troupe-project"), draft = read("troupe-draft #source texta
 const box = document.querySelector("#source textarea");
 const is_new = ["", "#extract"].includes(location.hash) && !draft && !project && !box?.value;
 // What is typed before the proof arrives is given back by review.js.
-const keep = () => { if (!document.querySelector("#source-name span")) globalThis.typedBefore = box.value; };
+const span = () => document.querySelector("#source-name span");
+const keep = () => { if (!span()?.dataset.name) globalThis.typedBefore = box.value; };
 if (is_new && box) box.oninput = keep;
 return [{ project, draft, is_new, reader: read("troupe-reader extract") }, ...inputs.slice(1)];
 }"""
@@ -98,7 +100,7 @@ class ExtractTab(ExtractSource):
 
     def _build_source(self) -> None:
         with gr.Row(elem_classes="bar"):
-            self.name = gr.HTML("", elem_id="source-name", apply_default_css=False)
+            self.name = gr.HTML(render_name("", ""), elem_id="source-name", apply_default_css=False)
             self.sample = gr.Dropdown(
                 [("Examples …", ""), *self.examples.samples], value="", label="Examples", show_label=False,
                 container=False, interactive=True, min_width=130, scale=0, elem_id="samples",
