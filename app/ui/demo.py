@@ -16,6 +16,7 @@ from app.ui.header import build_header
 from app.ui.lean import make_lean
 from app.ui.models import ModelPanel
 from app.ui.observatory.tab import INTRO, build_observatory_tab
+from engine import Engine
 
 # Uploads and downloads: checked every hour, deleted after a day.
 KEEP_FILES_S = (3600, 86400)
@@ -29,10 +30,14 @@ def make_demo(context: ApiContext, chat_context: ApiContext | None = None, pool:
     """
     engine, talker = context.engine, (chat_context or context).engine
     examples = load_examples()
+
+    def list_engines() -> list[Engine]:
+        return list(dict.fromkeys([engine, talker, *(pool.engines if pool is not None else ())]))
+
     with gr.Blocks(
         title="Troupe", analytics_enabled=False, fill_height=True, fill_width=True, delete_cache=KEEP_FILES_S
     ) as demo:
-        build_header(lambda: list(dict.fromkeys([engine, talker, *(pool.engines if pool is not None else ())])))
+        build_header(list_engines)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Extract", elem_id="extract-tab") as extract_tab:
                 extract = ExtractTab(engine, examples, context.store, pool=pool)
@@ -46,7 +51,7 @@ def make_demo(context: ApiContext, chat_context: ApiContext | None = None, pool:
                 gr.HTML(INTRO, apply_default_css=False)
                 if pool is not None:
                     ModelPanel(pool).build()
-                build_observatory_tab(engine)
+                build_observatory_tab(list_engines)
             with gr.Tab("API", elem_id="api-tab") as api_tab:
                 needs_key = bool(context.config.api_key)
                 build_api_tab(demo, api_tab, talker, extract.panel.code, extract.text, needs_key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,21 +22,54 @@ INTRO = (
 )
 
 
-def build_observatory_tab(engine: Engine) -> None:
-    """Put the drawings on the page."""
-    recorder = Recorder(engine)
-    sending: set[asyncio.Task[None]] = set()
+class Observatory:
+    """Records the loaded models, and gives each page the one that it draws.
 
-    # Asynchronous, so that it reads the engine on the engine's own loop.
-    async def poll(_: Any = None) -> dict[str, Any]:
-        return await recorder.poll()
+    Args:
+        list_engines: returns the engines that are loaded, the first one first.
+    """
 
-    async def send(_: Any = None) -> int:
-        """Give the engine something to show; the requests end by themselves, and only one crowd runs at a time."""
-        if not sending:
-            sending.add(task := asyncio.create_task(_send_crowd(engine)))
-            task.add_done_callback(sending.discard)
+    def __init__(self, list_engines: Callable[[], Sequence[Engine]]) -> None:
+        self._list_engines = list_engines
+        self._recorders: dict[str, Recorder] = {}
+        self._latest = ""  # the model that worked last
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def _find(self, chosen: str) -> Recorder:
+        """Return the recorder of the chosen model; without a choice of the one that works, or worked last."""
+        engines = {each.model_name: each for each in self._list_engines()}
+        kept = {name: each for name, each in self._recorders.items() if engines.get(name) is each.engine}
+        self._recorders = {name: kept.get(name) or Recorder(each) for name, each in engines.items()}
+        working = [name for name, each in engines.items() if each.stats().num_running]
+        if working and self._latest not in working:
+            self._latest = working[0]
+        name = next((each for each in (chosen, self._latest) if each in engines), next(iter(engines)))
+        return self._recorders[name]
+
+    # Asynchronous, so that they read the engine on the engine's own loop.
+    async def poll(self, chosen: str = "") -> dict[str, Any]:
+        """Return what a page draws, with the names of the models that it may choose."""
+        recorder = self._find(chosen)
+        models = {"models": list(self._recorders), "model": recorder.engine.model_name}
+        return models | await recorder.poll()
+
+    async def send(self, chosen: str = "") -> int:
+        """Give a model something to show; the requests end by themselves, and only one crowd runs at a time."""
+        if not self._sending:
+            self._sending.add(task := asyncio.create_task(_send_crowd(self._find(chosen).engine)))
+            task.add_done_callback(self._sending.discard)
         return NUM_SENT
+
+
+def build_observatory_tab(list_engines: Callable[[], Sequence[Engine]]) -> None:
+    """Put the drawings on the page."""
+    observatory = Observatory(list_engines)
+
+    async def poll(chosen: Any = None) -> dict[str, Any]:
+        return await observatory.poll(str(chosen or ""))
+
+    async def send(chosen: Any = None) -> int:
+        return await observatory.send(str(chosen or ""))
 
     gr.HTML(
         html_template='<div class="observatory"></div>', apply_default_css=False, elem_id="observatory",

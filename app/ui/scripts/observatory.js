@@ -3,6 +3,7 @@ const host = element.querySelector(".observatory");
 const PERIOD_MS = 1000, WINDOW_S = 30, HISTORY = 90;
 const PHASES = { queued: "queued", prefill: "prefill", decode: "decode", grammar: "decode under a grammar", preempted: "preempted" };
 host.innerHTML = `
+  <p class="which" role="group" aria-label="Model that is drawn" hidden></p>
   <div class="tiles"></div>
   <div class="charts">
     <section class="wide"><h2>Batch lanes</h2><button type="button" class="send">Send 12 requests</button><p class="legend phases"></p><div class="plot lanes"></div></section>
@@ -19,6 +20,23 @@ const seconds = (value) => value >= 1 ? `${value.toFixed(value < 10 ? 1 : 0)} s`
 const escape = (text) => text.replace(/[&<>"]/g, (char) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[char]);
 const history = [];
 let before = null;
+
+// Which of several models is drawn: the one that works, until one is chosen.
+let chosen = "", drawn = "";
+const drawNames = ({ models, model }) => {
+  if (model !== drawn) { before = null; history.length = 0; }
+  const box = at(".which"), names = JSON.stringify([models, model]);
+  drawn = model;
+  if (box.dataset.names === names) return;
+  Object.assign(box, { hidden: models.length < 2, innerHTML: models.map((name) =>
+    `<button type="button" aria-pressed="${name === model}">${escape(name)}</button>`).join("") });
+  box.dataset.names = names;
+};
+at(".which").onclick = ({ target }) => {
+  if (!target.matches("button")) return;
+  chosen = target.textContent;
+  look();
+};
 
 const quantile = (histogram, share) => {
   let seen = 0;
@@ -83,7 +101,7 @@ const drawTiles = (data) => {
   before = now;
 };
 
-at(".send").onclick = ({ target }) => { target.disabled = true; server.send().catch(() => { target.disabled = false; }); };
+at(".send").onclick = ({ target }) => { target.disabled = true; server.send(drawn).catch(() => { target.disabled = false; }); };
 const drawLanes = (lanes) => {
   const height = 16, gap = 4, width = 1000;
   const shown = lanes.filter((lane) => lane.segments.at(-1)[2] > -WINDOW_S);
@@ -168,8 +186,9 @@ const look = async () => {
   if (isAsking || document.hidden || !host.checkVisibility()) return;
   isAsking = true;
   try {
-    const data = await server.poll();
+    const data = await server.poll(chosen);
     host.dataset.looks = String(Number(host.dataset.looks || 0) + 1);
+    drawNames(data);
     drawTiles(data);
     drawLanes(data.lanes);
     drawMap(data.blocks);

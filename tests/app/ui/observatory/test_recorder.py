@@ -9,6 +9,7 @@ import pytest
 
 from app.ui.observatory import recorder as module
 from app.ui.observatory.recorder import CACHED, SHARED, Recorder
+from app.ui.observatory.tab import Observatory
 from engine import EngineSnapshot, EngineStats, Histogram, ReplicaStats, RequestView
 from tests.fakes import FakeEngine
 
@@ -133,3 +134,30 @@ def test_a_large_cache_is_grouped_so_that_the_map_stays_small() -> None:
     recorder.sample(snapshot)
     blocks = recorder._map_blocks(snapshot)
     assert blocks["group"] == 14 and sum(count for _, count in blocks["runs"]) <= module.MAX_CELLS
+
+
+async def test_of_several_models_the_chosen_one_is_drawn_else_the_one_that_works_or_worked_last() -> None:
+    engines = [make_recorder()[1].engine for _ in range(3)]
+    for name, engine in zip("abc", engines, strict=True):
+        engine.model_name, engine.work = name, EngineStats()
+        engine.stats = lambda engine=engine: engine.work
+    observatory = Observatory(lambda: engines)
+
+    async def draw(chosen: str = "") -> str:
+        polled = await observatory.poll(chosen)
+        assert polled["models"] == [each.model_name for each in engines]
+        return str(polled["model"])
+
+    assert await draw() == "a"
+    engines[1].work = EngineStats(num_running=1)
+    assert await draw() == "b" and await draw("c") == "c"
+    engines[0].work = EngineStats(num_running=1)
+    assert await draw() == "b"
+    engines[1].work = EngineStats()
+    assert await draw() == "a"
+    engines[0].work = EngineStats()
+    assert await draw() == "a"
+    del engines[0]  # unloaded
+    assert await draw("a") == "b"
+    for recorder in observatory._recorders.values():
+        await recorder.close()
