@@ -167,7 +167,7 @@ const giveBack = (box) => {
 // A text that shares less than half its words with the file it began as is a person's own.
 const nameText = (box) => {
   const span = area.querySelector("#source-name span"), words = span?.dataset.words.split(" ").filter(Boolean) ?? [];
-  if (!span) return;
+  if (!span || !box) return; // Gradio draws the box later
   if (globalThis.typedBefore && span.dataset.name) setTimeout(giveBack, 100, box); // behind the update that brought the example
   const isOwn = (words.length || !span.dataset.name) && box.value.trim() && words.filter((word) => box.value.includes(word)).length * 2 <= words.length;
   const name = !box.value.trim() && words.length ? "No text yet" : isOwn ? "Your text" : !words.length || digest(box.value) === span.dataset.text ? span.dataset.name : `${span.dataset.name}, edited`;
@@ -202,7 +202,6 @@ if (area) {
   area.addEventListener("input", ({ target }) => { if (target.closest?.("#source")) compare(); }, { signal });
   document.addEventListener("selectionchange", offer, { signal });
   new MutationObserver(() => { compare(); uncover(); }).observe(area, { childList: true, subtree: true });
-  compare();
 }
 // Gradio keeps an input, with what was typed, where the new record has one, too: that belongs to the old record.
 let drawn = "";
