@@ -67,15 +67,17 @@ class Site:
         self.composer.fill(text)
         self.composer.press("Enter")
 
-    def import_chat(self, messages: list[dict[str, Any]]) -> None:
-        """Bring a chat from a file, and open it."""
+    def bring_chat(self, messages: list[dict[str, Any]]) -> None:
+        """Bring a chat from a file; it is not opened."""
         chat = {"id": "imported", "title": "Imported", "time": 1, "messages": messages}
         file: Any = {"name": "chats.json", "mimeType": "application/json"}
         file["buffer"] = json.dumps({"chats": [chat]}).encode()
-        self.toggle("Chats")
-        # The list that the page opens with would take the place of the one with the imported chat.
-        self.page.locator(".chats li").first.wait_for()
         self.page.get_by_label("Chats to import").set_input_files(files=[file])
+
+    def import_chat(self, messages: list[dict[str, Any]]) -> None:
+        """Bring a chat from a file, and open it."""
+        self.bring_chat(messages)
+        self.toggle("Chats")
         self.page.locator(".chats").get_by_role("button", name="Imported").first.click()
         num_questions = sum(message["role"] == "user" and "metadata" not in message for message in messages)
         self.wait_for(lambda: self.page.locator("#chatbot .user-row").count() == num_questions)

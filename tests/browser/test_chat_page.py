@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.browser.site import Site
 
 
@@ -335,17 +337,62 @@ def test_the_tokens_of_every_answer_can_be_looked_into_also_after_a_reload(site:
     assert first
 
 
-def test_a_question_asked_while_the_page_opens_keeps_its_answer(unopened: Site) -> None:
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_question_asked_or_a_chat_imported_while_the_page_opens_stays(unopened: Site, is_asked: bool) -> None:
     site = unopened
-    held: list[Any] = []
-    site.page.route("**/gradio_api/run/**", lambda route: held.append(route))
+    held: list[Any] = []  # the replies, so that the server has given them before it hears of more
+    is_held = True
+
+    def hold(route: Any) -> None:
+        if is_held:
+            held.append((route, route.fetch()))
+        else:
+            route.continue_()
+
+    site.page.route("**/gradio_api/run/**", hold)
     site.open()
     site.wait_for(lambda: bool(held))
-    site.ask("Hello!")
+    if is_asked:
+        site.ask("Hello!")
+    else:
+        site.bring_chat([{"role": "user", "content": "Long ago"}])
     site.page.wait_for_timeout(300)
-    assert not any("Hello!" in route.request.post_data for route in held), "asked before the chat was open"
-    site.page.unroute("**/gradio_api/run/**")  # which lets those that were held go on
+    is_held = False
+    for route, reply in reversed(held):  # that of the opening comes last
+        route.fulfill(response=reply)
+    if is_asked:
+        site.figures.wait_for()
+    site.toggle("Chats")
+    site.page.locator(".chats").get_by_role("button", name="Hello!" if is_asked else "Imported").first.wait_for()
+
+
+def test_what_is_asked_and_pressed_while_a_chat_opens_is_of_the_chat_that_was_chosen(site: Site) -> None:
+    ask_and_wait(site, "Hello!")
+    site.toggle("Chats")
+    chats, rows = site.page.locator("#chat-list"), site.page.locator("#chatbot .user-row")
+    chats.get_by_role("button", name="New chat").click()
+    site.wait_for(lambda: rows.count() == 0)
+    ask_and_wait(site, "What can you do?")
+    held: list[Any] = []
+    site.page.route("**/gradio_api/run/**", lambda route: held.append(route))
+    chats.get_by_role("button", name="Hello!").first.click()
+    site.wait_for(lambda: bool(held))
+    site.page.get_by_role("button", name="Retry").click()  # of the chat that is left
+    site.ask("And now?")
+    chats.get_by_role("button", name="New chat").click()
+    site.ask("Bye!")
+    site.page.wait_for_timeout(300)
+    assert len(held) == 1, "one after the other"
+    site.page.unroute("**/gradio_api/run/**")
+    rows.get_by_text("Bye!").wait_for()
     site.figures.wait_for()
+    assert rows.all_inner_texts() == ["Bye!"]
+    chats.get_by_role("button", name="Hello!").first.click()
+    site.wait_for(lambda: rows.all_inner_texts() == ["Hello!", "And now?"])
+    site.figures.nth(1).wait_for()
+    chats.get_by_role("button", name="What can you do?").first.click()
+    site.wait_for(lambda: rows.all_inner_texts() == ["What can you do?"])
+    assert site.page.locator(".branch").count() == 0
 
 
 def test_settings_change_only_when_they_are_set_and_are_there_again_after_a_reload(site: Site) -> None:

@@ -107,20 +107,12 @@ class ChatList(ChatRun):
         await self.store.run(chats.change_chat, find_owner(request), thread["id"], leaf=leaf)
         return await self._show(request, thread | {"leaf": leaf})
 
-    async def restore(
-        self, thread: Thread | None, turn: Turn | None, kept: Any, chat_id: str | None, request: gr.Request
-    ) -> tuple[Any, ...]:
-        """Open the chat that this tab had open, the latest in a new tab; in place of the settings, list their updates.
-
-        A question that was asked, or a chat that was opened, before this event, stays.
-        """
+    async def restore(self, kept: Any, chat_id: str | None, request: gr.Request) -> tuple[Any, ...]:
+        """Open the chat that this tab had open, or the latest; in place of the settings, list their updates."""
         owner = find_owner(request)
         more = {"where": describe_keeping(self.store, owner)}
         notes = [more["where"]] if owner.startswith(objects.GUEST) else self.store.notes
         more |= {"problem": " ".join(notes)} if notes else {}
-        if thread is not None:
-            opened, updates = await self._restore_settings(self._skip_opened()[:8], kept)
-            return *opened, {"updates": updates}
         if chat_id is None:
             listed = await self.store.run(chats.list_chats, owner)
             chat_id = listed[0]["id"] if listed else None

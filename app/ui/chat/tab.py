@@ -15,6 +15,7 @@ import gradio as gr
 
 from app.ui.chat.attachments import FILE_TYPES, IMAGE_TYPES
 from app.ui.chat.chat_list import ChatList
+from app.ui.chat.events import AT_ONCE, EACH, OPEN, QUIET, run_in_turn
 from app.ui.chat.history import build_branches, build_list, build_outbox
 from app.ui.chat.run import Turn, is_running
 from app.ui.chat.settings import Settings, build_model_choice, build_settings, show_grammar, show_thinking
@@ -33,19 +34,8 @@ GRAMMAR_KIND, MODELS, EFFORT = map(
     [each.name for each in fields(Settings)].index, ("grammar_kind", "models", "effort")
 )
 PLACEHOLDER = "Ask the model something"
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-# Short events need no queue.
-AT_ONCE: dict[str, Any] = {"queue": False, **QUIET}
-# An edited question with files is reported once for each of them. By default, Gradio would drop the event that follows
-# the text's report while the one that follows a file's report is running, and the answer would never be shown.
-EACH: dict[str, Any] = {"trigger_mode": "multiple"}
-# A question that is asked while the page opens must come after what opening fills, which would take its answer away.
-WAIT_UNTIL_OPEN = """async (...inputs) => {
-while (!globalThis.isChatOpen) await new Promise((resume) => setTimeout(resume, 20));
-return inputs;
-}"""
 # The message that was entered first, in place of the text box, where the next one is typed.
-READ_ENTERED = "(typed, ...inputs) => [outbox.read(), ...inputs]"
+READ_ENTERED = "[outbox.read(), ...inputs.slice(1)]"
 # Gradio shows a file as an icon: its name goes beside it.
 NAME_FILES = """({ files = [] } = {}) => setTimeout(() => {
 for (const [at, chip] of document.querySelectorAll("#composer .thumbnail-item").entries()) {
@@ -105,14 +95,15 @@ class ChatTab(ChatList):
         self._connect_history(opened)
         # One event, so that the settings of the chat and those of the browser cannot overtake each other.
         opening = demo.load(
-            self.restore, [self.thread, self.turn, kept, current], [*opened[:8], kept],
+            self.restore, [kept, current], [*opened[:8], kept],
             js=read_kept("readSettings", "readCurrent"), **AT_ONCE,
         )
         untouched = keep_touched(list(asdict(self.defaults).values()))
         opening.then(None, [kept, *settings], settings, js=untouched, **AT_ONCE)
-        opening.then(None, js="() => { globalThis.isChatOpen = true; }", **AT_ONCE)
+        for end in (opening.then, opening.failure):
+            end(None, js=OPEN, **AT_ONCE)
         opening.then(self.offer_thinking, self.choosing, self.thinking, **AT_ONCE)
-        self._go_on(opening)
+        self._watch(opening)
 
     def _build_messages(self) -> tuple[gr.Chatbot, gr.Chatbot]:
         """Two chatbots, history and growing turn, so that a new token does not redraw the history."""
@@ -165,21 +156,20 @@ class ChatTab(ChatList):
         chatbot, textbox, turn = self.chatbot, self.textbox, self.turn
         begun = [chatbot, textbox, self.growing, self.thread, turn, self.chats]
         asked = [self.thread, turn, *self.settings]
-        sent = self.outbox.send(
-            self.send_entered, [textbox, *asked], [*begun, self.outbox], js=READ_ENTERED, trigger_mode="multiple",
-            **AT_ONCE,
+        sent = run_in_turn(
+            self.outbox.send, self.send_entered, [textbox, *asked], [*begun, self.outbox], data=READ_ENTERED
         )
         sent.then(None, js="() => outbox.end()", **AT_ONCE)
         self.outbox.take_files(None, textbox, textbox, js="(typed) => outbox.takeFiles(typed)", **AT_ONCE)
         self.outbox.give_back(None, textbox, textbox, js="(typed) => outbox.giveBack(typed)", **AT_ONCE)
-        for begin in (
-            sent,
-            chatbot.example_select(self.send_example, asked, begun, js=WAIT_UNTIL_OPEN, **AT_ONCE),
-            chatbot.edit(self.edit, [chatbot, *asked], begun, **EACH, **AT_ONCE),
-            self.branches.again(self.retry, asked, begun, **AT_ONCE),
-            self.branches.go_on(self.go_on, asked, begun, **AT_ONCE),
+        self._watch(sent)
+        for event, begin in (
+            (chatbot.example_select, self.send_example),
+            (self.branches.again, self.retry),
+            (self.branches.go_on, self.go_on),
         ):
-            self._finish(begin.then(self.watch, turn, self.growing, **EACH, **QUIET))
+            self._watch(run_in_turn(event, begin, asked, begun, is_of_chat=True))
+        self._watch(run_in_turn(chatbot.edit, self.edit, [chatbot, *asked], begun, is_of_chat=True))
         textbox.change(None, textbox, None, js=NAME_FILES, **AT_ONCE)
         textbox.stop(self.stop, turn, None, **AT_ONCE)
         self.branches.behind(self.slow_down, turn, None, **AT_ONCE)
@@ -187,25 +177,22 @@ class ChatTab(ChatList):
     def _connect_history(self, opened: list[gr.components.Component]) -> None:
         thread, turn, chats = self.thread, self.turn, self.chats
         taken_back = [self.chatbot, self.textbox, thread, self.branches, self.tokens, chats]
-        self.chatbot.undo(self.undo, [thread, turn], taken_back, **AT_ONCE)
-        self._go_on(chats.pick(self.pick, turn, opened, **AT_ONCE))
-        chats.fresh(self.fresh, turn, opened, **AT_ONCE)
-        chats.drop(self.drop, [thread, turn], opened, **AT_ONCE)
-        self._go_on(chats.bring(self.bring, [thread, turn], opened, **AT_ONCE))
-        chats.rename(self.rename, thread, opened, **AT_ONCE)
-        chats.search(self.search, thread, opened, **AT_ONCE)
+        run_in_turn(self.chatbot.undo, self.undo, [thread, turn], taken_back, is_of_chat=True)
+        run_in_turn(self.branches.turn, self.switch, [thread, turn], opened[:5], is_of_chat=True)
+        self._watch(run_in_turn(chats.pick, self.pick, [turn], opened))
+        self._watch(run_in_turn(chats.bring, self.bring, [thread, turn], opened))
+        run_in_turn(chats.fresh, self.fresh, [turn], opened)
+        run_in_turn(chats.drop, self.drop, [thread, turn], opened)
+        run_in_turn(chats.rename, self.rename, [thread], opened)
+        run_in_turn(chats.search, self.search, [thread], opened)
         chats.export(self.export, None, opened, **AT_ONCE)
-        self.branches.turn(self.switch, [thread, turn], opened[:5], **AT_ONCE)
 
-    def _go_on(self, opening: Any) -> None:
-        """Watch the answer of a chat that was opened while it is generated."""
-        self._finish(opening.then(self.watch, self.turn, self.growing, **QUIET))
-
-    def _finish(self, watching: Any) -> None:
+    def _watch(self, begun: Any) -> None:
+        """Show the answer that an event has begun, or found, while it grows, and then add it to the history."""
+        watching = begun.then(self.watch, self.turn, self.growing, **EACH, **QUIET)
         # Not the turn, because another one may have begun meanwhile.
         shown = [self.chatbot, self.textbox, self.growing, self.tokens]
-        ended = [*shown, self.thread, self.branches, self.chats]
-        watching.then(self.end, self.turn, ended, **EACH, **AT_ONCE)
+        run_in_turn(watching.then, self.end, self.turn, [*shown, self.thread, self.branches, self.chats])
 
 
 def show_chip(kind: str) -> str:

@@ -147,6 +147,7 @@ const take = () => {
   const isNews = !value.is_search && JSON.stringify(value.chats) !== JSON.stringify(store.chats);
   if (value.current !== store.current) chosen = null;
   store = value;
+  globalThis.shownChat = store.current;
   writeCurrent(store.current);
   draftOf = store.leaf ? store.current : "";
   if (wanted && !value.is_search) trigger("search", { text: wanted });

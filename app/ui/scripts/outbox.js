@@ -33,7 +33,7 @@ const enter = (event) => {
   event.preventDefault();
   event.stopImmediatePropagation();
   if (!text && !hasFiles) return;
-  const message = { id: ++number, chat: globalThis.isChatOpen ? readCurrent() : null, text, files: hasFiles ? null : [] };
+  const message = { id: ++number, chat: (globalThis.chatEvents && readCurrent()) || null, text, files: hasFiles ? null : [] };
   waiting.push(message);
   type("");
   document.dispatchEvent(new Event("entered"));
@@ -45,7 +45,7 @@ const pump = () => {
     isTaking = true;
     trigger("take_files");
   }
-  if (sent !== null || !globalThis.isChatOpen || !find("#composer .submit-button")) return;
+  if (sent !== null || !globalThis.chatEvents || !find("#composer .submit-button")) return;
   const message = waiting.find(isHere);
   if (!message?.files) return;
   sent = message.id;

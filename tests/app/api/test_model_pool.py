@@ -374,7 +374,7 @@ async def test_the_chat_is_answered_by_the_models_that_a_person_chose(several: S
     assert "fake" not in greetings[2] and "is loaded when you ask" in greetings[2]
     request = SimpleNamespace(session_hash="abc", request=None)
     for models, note in ((["a"], ""), (["gone", "a"], "Not here any more: gone. Answering from now on: a.")):
-        opened = await tab.restore(None, None, {"models": models}, None, request)  # type: ignore[arg-type]
+        opened = await tab.restore({"models": models}, None, request)  # type: ignore[arg-type]
         assert opened[4].get("problem", "").endswith(note) and opened[8]["updates"][MODELS]["value"] == ["a"]
         assert ("Not here any more" in opened[4].get("problem", "")) is bool(note)
     for models, words in ((["a"], ["a"]), (["b", "a"], ["b", "a"]), ([], ["You said"]), (["bad"], [])):

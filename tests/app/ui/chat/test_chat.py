@@ -360,16 +360,16 @@ async def test_an_answer_goes_on_without_its_page_and_is_found_again() -> None:
     updates = tab.watch(turn)
     await anext(updates)
     await updates.aclose()  # the page is closed, and opened again
-    history, thread, *_, listed, _, composer, again, settings = await tab.restore(None, None, {}, None, REQUEST)
+    history, thread, *_, listed, _, composer, again, settings = await tab.restore({}, None, REQUEST)
     assert history == [user_message("hello")] and composer["stop_btn"] is True and thread == turn.thread
     assert listed["chats"][0]["title"] == "hello" and settings["updates"][5] == 64
     hold.set()
     grew = [update async for update in tab.watch(again)]
     assert read_text(grew[-2][0]["content"]) == "fine, thanks" and not engine.requests[0].is_aborted
     history = (await tab.end(again, REQUEST))[0]
-    opened = await tab.restore(None, None, {}, thread["id"], REQUEST)
+    opened = await tab.restore({}, thread["id"], REQUEST)
     assert opened[0] == history and read_text(history[1]["content"]) == "fine, thanks" and opened[3]["steps"]
-    assert (await tab.restore(None, None, {}, "", REQUEST))[0] == [], "a tab that showed an empty chat"
+    assert (await tab.restore({}, "", REQUEST))[0] == [], "a tab that showed an empty chat"
 
 
 async def test_a_lost_server_leaves_the_answer_so_far() -> None:
@@ -468,7 +468,7 @@ async def test_settings_come_back_with_their_chat_and_a_page_without_cookie_is_w
     tab, _ = make_tab()
     settings = ("be kind", 1.5, *SETTINGS[2:])
     thread = (await play(tab, await ask(tab, settings=settings))).thread
-    opened = await tab.restore(None, None, {"top_k": 5}, thread["id"], REQUEST)
+    opened = await tab.restore({"top_k": 5}, thread["id"], REQUEST)
     assert opened[8]["updates"][:2] == ["be kind", 1.5] and "takes no cookie" in opened[4]["problem"]
-    opened = await tab.restore(thread, None, {"temperature": 1.5}, None, REQUEST)
-    assert all(each == gr.skip() for each in opened[:8]) and opened[8]["updates"][1] == 1.5
+    opened = await tab.restore({"temperature": 1.5}, "", REQUEST)
+    assert opened[1] != thread and opened[8]["updates"][1] == 1.5
