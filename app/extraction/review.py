@@ -34,7 +34,8 @@ def apply_edits(record: Any, edits: Mapping[str, str], schema: Schema | None = N
     """Return a copy of the record with typed texts in place of its scalars, by JSON pointer.
 
     What a text stands for is settled by the types that the schema allows there; where it allows several or says
-    nothing, a text stays a text, and what replaces a number, a flag or null becomes one when it reads as one.
+    nothing, a text stays a text, and what replaces a number, a flag or null becomes one when it reads as one. An
+    emptied value is null where the schema allows that.
     """
     edited = copy.deepcopy(record)
     for pointer, text in edits.items():
@@ -109,7 +110,7 @@ def _find_owner(record: Any, pointer: str) -> tuple[Any, Any]:
 def _read(before: Any, text: str, kinds: Set[str]) -> Any:
     """Return the value that a text stands for; `kinds` are its allowed types, empty if unknown."""
     value = _parse(text)
-    if "null" in kinds and (value is None or (not text.strip() and "string" not in kinds)):
+    if "null" in kinds and (value is None or not text.strip()):
         return None
     takes_text = "string" in kinds if kinds else True
     if takes_text and (isinstance(before, str) or (kinds and name_kind(value) not in kinds)):

@@ -70,9 +70,9 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": FIELDS, "$defs": {"id"
 @pytest.mark.parametrize(
     ("before", "text", "expected"),
     [
-        ({"zip": None}, "12345", "12345"), ({"zip": None}, "", ""), ({"zip": "made up"}, "null", None),
-        ({"fax": "made up"}, "null", None), ({"fax": None}, "true", "true"), ({"id": None}, "7", "7"),
-        ({"sum": 5}, "null", None), ({"sum": 5}, " ", None), ({"sum": None}, "12.5", 12.5),
+        ({"zip": None}, "12345", "12345"), ({"zip": "made up"}, "", None), ({"name": "Ann"}, "", ""),
+        ({"zip": "made up"}, "null", None), ({"fax": "made up"}, "null", None), ({"fax": None}, "true", "true"),
+        ({"id": None}, "7", "7"), ({"sum": 5}, "null", None), ({"sum": 5}, " ", None), ({"sum": None}, "12.5", 12.5),
         ({"n": 5}, "6", 6), ({"n": 5}, "5,5", "5,5"), ({"n": 5}, "NaN", "NaN"), ({"n": 5}, "1e999", "1e999"),
         ({"n": 5}, "[" * 100_000, "[" * 100_000), ({"size": 1}, "2", 2), ({"name": "Ann"}, "null", "null"),
         ({"any": None}, "5", 5), ({"any": "x"}, "5", "5"),
