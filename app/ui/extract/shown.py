@@ -125,6 +125,8 @@ class Shown:
         shown, pointer, action = replace(self, seen=seen), str(data.get("pointer") or ""), data.get("action")
         if edits := data.get("edits"):
             shown = shown.change(apply_edits(self.result.record, edits, self.schema))
+            # A value that a person typed is right, also where the model wrote the same.
+            shown = replace(shown, checked=shown.checked.union(edits) - shown.by_hand - shown.empty)
         match action:
             case "check":
                 return replace(shown, checked=shown.checked | {pointer}, before=None)

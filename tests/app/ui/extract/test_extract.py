@@ -585,6 +585,16 @@ async def test_marks_follow_the_items_that_come_and_go() -> None:
     assert "not done" in (await act(tab, removed, "add", "/lines/9")).badge
 
 
+async def test_a_value_typed_as_the_model_wrote_it_is_checked_and_an_undone_one_is_not() -> None:
+    tab, _ = make_tab(record='{"name": "Bob", "age": 36}')
+    flagged = (await run(tab))[-1].shown
+    assert "/name" in flagged.to_check
+    typed = (await act(tab, flagged, name="Ada")).shown
+    back = await act(tab, typed, name="Bob")
+    assert "/name" not in back.shown.to_check and "checked by you: not in the text" in back.fields
+    assert "/name" in (await act(tab, typed, "undo", "/name")).shown.to_check
+
+
 async def test_a_reload_keeps_what_was_typed_at_its_item_when_items_before_it_came_or_went() -> None:
     tab, _ = make_tab()
     typed = (await show_lines(tab)).act({"edits": {"/lines/2/price": "2"}, "seen": ["/lines/2/price"]})
