@@ -25,7 +25,7 @@ NO_SOURCE = (
     "<p>After an extraction it is shown here with its evidence marked.</p></div>"
 )
 STOPPED = "stopped: it repeated itself"
-LOOK_FIRST = "Go to marked, then approve"
+LOOK_FIRST, APPROVE_ANYWAY = "Go to marked, then approve", "Approve, the sum differs"
 HELP = "Enter: this value is right, on to the next. Alt and arrow: step. Esc: as before."
 
 
@@ -268,16 +268,18 @@ def _render_review(shown: Shown) -> str:
     word = (
         "Approved" if shown.is_approved
         else "Approve when filled in" if shown.to_fill
-        else "Approve" if shown.result.valid
-        else "Approve when valid"
+        else "Approve when valid" if not shown.result.valid
+        else APPROVE_ANYWAY if any(not each.holds and each.kind != "order" for each in shown.result.checks)
+        else "Approve"
     )
-    disabled = "" if word == "Approve" else " disabled"
+    can_approve = word in ("Approve", APPROVE_ANYWAY)
+    disabled = "" if can_approve else " disabled"
     unseen = f", {len(shown.unseen)} not opened" if shown.unseen and " when " not in word else ""
     undo = _render_undo(shown) if shown.before else ""
     if shown.other and (count := len(shown.differences)):
         against += f'<span class="against">differs from {html.escape(shown.other[0])} in {count} '
         against += f"field{'s' * (count > 1)}</span>"
-    is_to_look = word == "Approve" and not set(shown.to_check).isdisjoint(shown.unseen)
+    is_to_look = can_approve and not set(shown.to_check).isdisjoint(shown.unseen)
     approve = LOOK_FIRST if is_to_look else f"{word}{unseen}"
     return (
         f'<div class="review"><button type="button" data-act="next" data-key="next" title="{HELP}"'

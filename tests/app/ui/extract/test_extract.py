@@ -636,6 +636,9 @@ async def test_sums_counts_and_marks_follow_each_correction_at_once() -> None:
     wrong = await act(tab, shown, **{"lines/0/price": "5"})
     assert "/total" in wrong.shown.to_check and "total is 3" in wrong.fields and "typed by you" in wrong.fields
     assert "please check" in wrong.badge and len(wrong.shown.to_check) == 5
+    looked_at = wrong.shown.act({"action": "check", "pointer": "/total", "seen": wrong.shown.unseen})
+    assert ">Approve, the sum differs</button>" in render_fields(looked_at)
+    assert looked_at.act({"action": "approve"}).is_approved
     right = await act(tab, wrong.shown, total="7")
     assert "/total" not in right.shown.to_check and "total is" not in right.fields and len(right.shown.to_check) == 4
 
