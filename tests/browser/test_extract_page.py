@@ -197,10 +197,15 @@ def test_the_focus_stays_with_extract_a_blank_schema_is_undone_and_a_dropped_fil
     workbench.wait_for(lambda: page.evaluate("document.activeElement.id") == "run")
     page.get_by_role("radio", name="blank").check()
     page.get_by_text("Schema: describe or add the fields").wait_for()
+    workbench.wait_for(lambda: page.evaluate("Boolean(document.activeElement.closest('#wish'))"))
+    page.locator("#run").click()
+    page.get_by_text("The schema has no field yet.").wait_for()
+    assert page.locator("#extract.stale .record .value").count() == 11
     page.get_by_role("button", name="Undo").click()
     page.get_by_text("Invoice: 6 fields").wait_for()
     assert page.get_by_role("radio", name="invoice").is_checked()
     page.get_by_text("The text or the schema has changed").wait_for(state="hidden")
+    page.get_by_text("please check").wait_for()
     # A file is taken wherever it is dropped on Extract, and opened nowhere else.
     text = page.get_by_role("textbox", name="Text", exact=True)
     for place in (".evidence mark", ".record-side", "#samples"):

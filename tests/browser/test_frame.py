@@ -41,7 +41,7 @@ def test_a_frame_without_storage_works_and_says_what_is_not_kept(frame: Any, tmp
     frame.locator("#extract").get_by_text("typed by you").wait_for()
     frame.locator("#recent option", has_text="corrected").wait_for(state="attached")
     frame.get_by_role("button", name="Edit, or describe").click()
-    frame.get_by_role("button", name="Save", exact=True).click()
+    frame.get_by_role("button", name="Save schema").click()
     frame.get_by_text("the schema is gone when the page is closed").wait_for()
     (tmp_path / "invoice.txt").write_text(INVOICE)
     frame.get_by_role("tab", name="Batch").click()

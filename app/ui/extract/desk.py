@@ -84,6 +84,10 @@ class Desk:
         """Return why an action was not done; the record stays."""
         return {self.badge: render_badge("bad", "not done", f"{problem}. Correct it and try again.")}
 
+    def judge(self, shown: Shown | None) -> Any:
+        """Return the verdict on the record, in place of why an action was not done."""
+        return gr.skip() if shown is None else render_status(shown)
+
     def on_look(self, answer: Callable[..., Any], output: Any) -> None:
         """Fill `output` with `answer(shown, pointer)` of the value that got the focus."""
         self.fields.look(

@@ -81,7 +81,7 @@ class ExtractRun:
             yield {self.desk.badge: gone, self.reader.dropdown: await self.reader.show(model)}
             return
         if problem is not None:
-            yield self._end(problem)
+            yield self._refuse(problem)
             return
         session = str(request.session_hash)
         # Before the first wait, so that a text opened from now on ends this run.
@@ -100,7 +100,7 @@ class ExtractRun:
                 yield self._idle()
                 return
             if problem is not None or checked is None:
-                yield self._end(problem)
+                yield self._refuse(problem)
                 return
             owner = find_owner(request)
             trust = await self.store.run(read_trust, owner, checked.schema, model)
@@ -242,9 +242,13 @@ class ExtractRun:
     def _idle(self) -> Update:
         return {self.run_button: gr.update(interactive=True), self.stop_button: gr.update(visible=False)}
 
-    def _end(self, problem: Explanation | None) -> Update:
+    def _refuse(self, problem: Explanation | None) -> Update:
+        """Return why nothing is read; a record of before stays, set aside."""
+        return {self.desk.badge: problem.as_html() if problem else ""} | self._idle()
+
+    def _end(self, problem: Explanation) -> Update:
         """Return the reason why there is no record."""
-        return self.clear(problem.as_html() if problem else "") | self._idle()
+        return self.clear(problem.as_html()) | self._idle()
 
 
 async def approve(store: Store, owner: str, shown: Shown) -> Trust | None:

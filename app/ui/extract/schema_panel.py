@@ -31,6 +31,10 @@ Views = dict[Any, Any]  # new values of the panel's components
 
 # While a schema or an example is on its way to the page, polish.js holds a press of Extract back.
 BEGIN_CHANGE, END_CHANGE = "() => { globalThis.changes.begin(); }", "() => { globalThis.changes.end(); }"
+# Who chose the blank schema describes it next; the panel has just been opened.
+DESCRIBE_BLANK = """(name) => {
+if (name === "blank") setTimeout(() => document.querySelector("#wish textarea")?.focus(), 100);
+}"""
 
 
 class SchemaPanel:
@@ -79,7 +83,7 @@ class SchemaPanel:
                     scale=4, min_width=180, elem_id="wish",
                 )
                 self.describe = gr.Button("Make the fields", size="sm", scale=1, min_width=120)
-                save = gr.Button("Save", size="sm", scale=0, min_width=70)
+                save = gr.Button("Save schema", size="sm", scale=0, min_width=110)
             with gr.Tabs(elem_classes="schema-tabs"):
                 with gr.Tab("Form"):
                     self.form = gr.HTML(
@@ -113,6 +117,7 @@ class SchemaPanel:
         self.changes = [picked, undone, typed, filled]
         for change in (picked, filled):
             change.then(None, js=END_CHANGE, **quiet)
+        picked.then(None, self.chooser, None, js=DESCRIBE_BLANK, **quiet)
 
     @property
     def views(self) -> list[Any]:
@@ -123,6 +128,7 @@ class SchemaPanel:
         """Show the chosen schema: an example, a stored one, or a blank one; what no name brings back can be undone."""
         texts = {BLANK: BLANK_SCHEMA, **(saved or {}), **self.examples.schemas}
         shown = self.show(texts.get(name or BLANK, BLANK_SCHEMA))
+        shown[self.fold] |= {"open": True} if name == BLANK else {}
         is_lost = name == BLANK or (self.find_name(parse_schema(before)) is None and before not in texts.values())
         # Arrow keys pass other choices: what was lost before them stays to be brought back.
         kept = {self.before: before, self.undo: gr.update(visible=True)} if is_lost else {}

@@ -80,7 +80,7 @@ class ExtractTab(ExtractSource):
                 self.desk.build_record()
                 with gr.Row(elem_classes="bar", elem_id="save-record"):
                     saves = [gr.Button(name, size="sm", scale=0, min_width=90) for name in FILE_FORMATS.values()]
-                gr.HTML(f'<p class="hint-line">{FILE_RULE}</p>', apply_default_css=False)
+                    gr.HTML(f'<p class="hint-line">{FILE_RULE}</p>', apply_default_css=False)
                 self.saved = gr.HTML({}, html_template="", apply_default_css=False, elem_id="saved-record")
                 self.figures = gr.HTML("", elem_id="figures", apply_default_css=False)
                 self.calibration = gr.HTML(
@@ -175,6 +175,8 @@ class ExtractTab(ExtractSource):
         )
         # "input" also comes when the list is left without a choice.
         self.sample.select(None, js=BEGIN_CHANGE, **at_once)
+        for change in panel.changes:  # what a run said of the schema before holds no longer
+            change.then(desk.judge, desk.shown, desk.badge, **at_once)
         changes = [*panel.changes, self.run_button.click(self.run, inputs, ran, **quiet)]
         self.stop_button.click(self.stop, None, None, **at_once)
         # One after the other, so that each action builds on the one before.

@@ -151,7 +151,7 @@ const digest = (text) => {
 const compare = () => {
   if (!element.isConnected) return;
   const record = element.querySelector(".record[data-text]"), box = area.querySelector("#source textarea"), schema = area.querySelector("[data-schema-now]");
-  const isStale = Boolean(record && ((box && digest(box.value) !== record.dataset.text) || (schema && schema.dataset.schemaNow !== record.dataset.schema)));
+  const isStale = Boolean(record && ((box && digest(box.value) !== record.dataset.text) || (area.id === "extract" && schema?.dataset.schemaNow !== record.dataset.schema)));
   area.classList.toggle("stale", isStale);
   for (const node of area.querySelectorAll(".fields, .why-box")) node.inert = isStale;
   nameText(box);

@@ -153,6 +153,11 @@ async def test_what_cannot_run_is_explained_and_not_run(text: str, schema: str, 
     assert words in last.badge and last.run["interactive"] is True and engine.requests == []
 
 
+async def test_a_run_with_a_blank_schema_leaves_the_record_of_before() -> None:
+    last = (await run(make_tab()[0], schema='{"type": "object", "properties": {}}'))[-1]
+    assert "no field yet" in last.badge and last.fields == last.shown == gr.skip()
+
+
 async def test_a_text_beyond_the_model_is_read_in_parts() -> None:
     tab, engine = make_tab()
     updates = await run(tab, "Ada is here.\n" * 300)

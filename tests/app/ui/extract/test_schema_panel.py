@@ -50,6 +50,8 @@ def test_the_editor_shows_errors_at_once_with_their_place() -> None:
     panel = make_panel()
     assert "schema keywords are enforced" in check(SCHEMA)[1]
     assert panel.pick("person", "", None)[panel.code] == SCHEMA
+    blank, person = (panel.pick(name, SCHEMA, None)[panel.fold] for name in ("blank", "person"))
+    assert blank["open"] and "open" not in person
     assert "line 1 column 2" in check("{")[1]
     assert "“$dynamicRef” at the root" in check('{"type": "array", "$dynamicRef": "#a"}')[1]
 
