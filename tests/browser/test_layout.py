@@ -74,11 +74,11 @@ def test_a_wide_screen_is_filled_and_has_the_list_of_chats_until_it_is_closed(un
     site.go_to("Chat")
     site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] > 200, 20)
     site.resize(720, 800)
+    site.wait_for(lambda: chats.get_attribute("aria-expanded") == "false")
     site.go_to("Extract")
     source, record = (site.page.locator(f"#extract {part}") for part in ("#source-tabs", ".record-side"))
     site.wait_for(lambda: record.bounding_box()["width"] > 600)
     assert record.bounding_box()["y"] > source.bounding_box()["y"]
-    site.wait_for(lambda: chats.get_attribute("aria-expanded") == "false")
     site.go_to("Engine")
 
     def count_columns() -> list[int]:
