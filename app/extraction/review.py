@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any, Literal
 
 from app.extraction.json_spans import Leaf, Path, Scalar, scan
-from app.extraction.pointers import split_pointer
+from app.extraction.pointers import escape_pointer, split_pointer
 from app.extraction.prompt import Schema
 from app.extraction.schema_places import list_kinds, name_kind
 
+# Longer stretches of items that all differ are matched by their place.
+MAX_PAIRS = 10_000
 ChangeKind = Literal["same", "changed", "new", "missing"]
 
 
@@ -129,21 +133,75 @@ def _parse(text: str) -> Scalar:
 
 
 def compare(record: Any, verified: Any) -> dict[str, Change]:
-    """Compare every scalar of both records, by JSON pointer."""
+    """Compare every scalar of both records, by JSON pointer; items of lists are matched by their content.
+
+    The key of a value that only the verified record has is "-" and its pointer there.
+    """
     now, then = _scalars(record), _scalars(verified)
+    places: dict[str, str] = {}
+    _match_places(record, verified, "", "", places)
+    matched = {places[leaf.pointer]: leaf.value for leaf in then.values() if places.get(leaf.pointer) in now}
     changes = {}
     for pointer, leaf in now.items():
-        if pointer not in then:
+        if pointer not in matched:
             changes[pointer] = Change("new", path=leaf.path)
         else:
-            value, before = leaf.value, then[pointer].value
+            value, before = leaf.value, matched[pointer]
             is_same = type(value) is type(before) and value == before
             # JSON has one kind of number.
             is_same |= value == before and not isinstance(value, bool) and isinstance(value, int | float)
             changes[pointer] = Change("same" if is_same else "changed", before, leaf.path)
-    missing = [leaf for leaf in then.values() if leaf.pointer not in now]
-    changes |= {leaf.pointer: Change("missing", leaf.value, leaf.path) for leaf in missing}
+    missing = [leaf for leaf in then.values() if places.get(leaf.pointer) not in now]
+    changes |= {f"-{leaf.pointer}": Change("missing", leaf.value, leaf.path) for leaf in missing}
     return changes
+
+
+def _match_places(now: Any, then: Any, here: str, there: str, places: dict[str, str]) -> None:
+    """Put into `places` the pointer in one record of each value of another one, at `there`, that stands for it."""
+    places[there] = here
+    if isinstance(now, dict) and isinstance(then, dict):
+        for name in now.keys() & then.keys():
+            step = escape_pointer(name)
+            _match_places(now[name], then[name], f"{here}/{step}", f"{there}/{step}", places)
+    elif isinstance(now, list) and isinstance(then, list):
+        for first, second in _match_items(now, then):
+            _match_places(now[first], then[second], f"{here}/{first}", f"{there}/{second}", places)
+
+
+def _match_items(now: list[Any], then: list[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the indices of items that stand for each other, in order: equal ones, and between these similar ones."""
+    texts, others = ([json.dumps(item, sort_keys=True) for item in items] for items in (now, then))
+    for kind, first, last, start, end in SequenceMatcher(None, texts, others, autojunk=False).get_opcodes():
+        if kind == "equal" or (last - first) * (end - start) > MAX_PAIRS:
+            yield from zip(range(first, last), range(start, end), strict=False)
+        else:
+            similar = _match_similar(now[first:last], then[start:end])
+            yield from ((first + one, start + other) for one, other in similar)
+
+
+def _match_similar(now: list[Any], then: list[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of items, in order, that have most equal fields in all, and then the most pairs."""
+    one_field = len(now) + len(then)
+    gains = [[1 + one_field * _count_equal(one, other) for other in then] for one in now]
+    best = [[0] * (len(then) + 1) for _ in range(len(now) + 1)]  # from these two items on
+    for first, second in itertools.product(reversed(range(len(now))), reversed(range(len(then)))):
+        paired = gains[first][second] + best[first + 1][second + 1]
+        best[first][second] = max(paired, best[first + 1][second], best[first][second + 1])
+    first = second = 0
+    while first < len(now) and second < len(then):
+        if best[first][second] == gains[first][second] + best[first + 1][second + 1]:
+            yield first, second
+            first, second = first + 1, second + 1
+        elif best[first][second] == best[first + 1][second]:
+            first += 1
+        else:
+            second += 1
+
+
+def _count_equal(one: Any, other: Any) -> int:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return sum(name in other and other[name] == value for name, value in one.items())
+    return int(one == other)
 
 
 def _scalars(record: Any) -> dict[str, Leaf]:

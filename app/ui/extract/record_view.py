@@ -71,7 +71,7 @@ def render_fields(shown: Shown) -> str:
         return EMPTY
     rows = [_render_missing(each, "approved before") for each in shown.changes.values() if each.kind == "missing"]
     if shown.other:
-        word = f"{shown.other[0]} read"
+        word = f"only in {shown.other[0]}"
         rows += [_render_missing(each, word) for each in shown.differences.values() if each.kind == "missing"]
     gone = f"<table><tbody>{''.join(rows)}</tbody></table>" if rows else ""
     source = html.escape(shown.result.source, quote=True)
@@ -301,7 +301,7 @@ def _render_undo(shown: Shown) -> str:
 def _render_missing(change: Change, word: str) -> str:
     value = html.escape(json.dumps(change.verified, ensure_ascii=False))
     return (
-        f'<tr class="gone"><th scope="row">{show_path(change.path)}</th><td>no longer there '
+        f'<tr class="gone"><th scope="row">{show_path(change.path)}</th><td>not here '
         f'<small class="tell check">{html.escape(word)}: {value}</small></td></tr>'
     )
 

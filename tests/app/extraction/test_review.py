@@ -1,11 +1,14 @@
 """Edits reach the value they name and no other; a comparison tells field by field what changed."""
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from app.extraction.review import Change, EditError, apply_edits, change_items, compare
+from app.extraction.review import Change, EditError, _match_similar, apply_edits, change_items, compare
 
 
 @pytest.mark.parametrize(
@@ -54,8 +57,42 @@ def test_every_scalar_of_both_records_is_compared() -> None:
     then = {"a": 1.0, "b": [{"c": "y"}, {"c": "z"}], "e": 1}
     assert compare(now, then) == {
         "/a": Change("same", 1.0), "/b/0/c": Change("changed", "y"), "/d": Change("new"), "/e": Change("changed", 1),
-        "/b/1/c": Change("missing", "z"),
+        "-/b/1/c": Change("missing", "z"),
     }
+
+
+def test_items_of_lists_are_compared_with_those_of_most_equal_fields() -> None:
+    prices = {"lamp": 9, "desk": 90, "chair": 40}
+    lamp, desk, chair = ({"what": what, "count": 2, "price": price} for what, price in prices.items())
+    now, then = {"rows": [desk, {**chair, "price": 41}]}, {"rows": [lamp, desk, chair, {"what": "rug"}]}
+    found = {pointer: each for pointer, each in compare(now, then).items() if each.kind != "same"}
+    assert found == {
+        "/rows/1/price": Change("changed", 40), "-/rows/0/what": Change("missing", "lamp"),
+        "-/rows/0/count": Change("missing", 2), "-/rows/0/price": Change("missing", 9),
+        "-/rows/3/what": Change("missing", "rug"),
+    }  # fmt: skip
+    assert {pointer for pointer, each in compare(then, now).items() if each.kind == "new"} == {
+        pointer.removeprefix("-") for pointer in found if pointer.startswith("-")
+    }
+    # Items without an equal field are compared by their place.
+    assert compare(["a", "b", "c"], ["x", "b", "y"]) == {
+        "/0": Change("changed", "x"), "/1": Change("same", "b"), "/2": Change("changed", "y"),
+    }
+
+
+@given(*[st.lists(st.fixed_dictionaries({name: st.integers(0, 2) for name in "ab"}), max_size=5)] * 2)
+def test_no_other_choice_of_pairs_has_more_equal_fields(now: list[Any], then: list[Any]) -> None:
+    pairs = list(_match_similar(now, then))
+    assert all(one < other for one, other in itertools.pairwise(pairs))
+    assert all(one[1] < other[1] for one, other in itertools.pairwise(pairs))
+
+    def count(first: int, second: int) -> int:
+        if first == len(now) or second == len(then):
+            return 0
+        equal = sum(now[first][name] == then[second][name] for name in "ab")
+        return max(equal + count(first + 1, second + 1), count(first + 1, second), count(first, second + 1))
+
+    assert sum(now[one][name] == then[other][name] for one, other in pairs for name in "ab") == count(0, 0)
 
 
 FIELDS: dict[str, Any] = {
