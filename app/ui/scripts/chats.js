@@ -145,7 +145,7 @@ const take = () => {
   if (value.where) where.textContent = value.where;
   if (!value.chats) return;
   const isNews = !value.is_search && JSON.stringify(value.chats) !== JSON.stringify(store.chats);
-  if (value.current !== store.current) chosen = null;
+  if (chosen === (value.leaf ? value.current : "")) chosen = null;
   store = value;
   globalThis.shownChat = store.current;
   writeCurrent(store.current);
