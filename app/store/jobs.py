@@ -155,10 +155,10 @@ def read_ended(db: Connection, job: int, after: int = 0, limit: int = -1) -> lis
     ]
 
 
-def read_row(db: Connection, job: int, number: int) -> str | None:
-    """Return the input of a row."""
-    row = db.execute("SELECT given FROM rows WHERE job = ? AND number = ?", (job, number)).fetchone()
-    return None if row is None else row[0]
+def read_row(db: Connection, job: int, number: int) -> tuple[str, str | None] | None:
+    """Return the input of a row, and its result, None until it has ended."""
+    row = db.execute("SELECT given, result FROM rows WHERE job = ? AND number = ?", (job, number)).fetchone()
+    return None if row is None else (row[0], row[1])
 
 
 def change_result(db: Connection, job: int, number: int, result: str) -> None:

@@ -14,9 +14,9 @@ from app.extraction.review import EditError
 from app.store import StoreError
 from app.ui.batch.run import BatchRun
 from app.ui.batch.view import render_records
+from app.ui.extract.approvals import approve
 from app.ui.extract.desk import Desk, Update
-from app.ui.extract.run import approve
-from app.ui.extract.shown import Shown
+from app.ui.extract.shown import ChangedElsewhere, Shown
 
 
 class RowReview:
@@ -115,11 +115,16 @@ class RowReview:
         if shown is None or run is None:
             return gr.skip()
         try:
-            changed = await asyncio.to_thread(shown.act, data._data)
+            newer = await run.open_row(self._context.store, index)
+            if newer is None:
+                raise EditError("this row is not here any more")
+            changed = await asyncio.to_thread(shown.act_on, newer, data._data)
             await run.keep(self._context.store, index, changed)
             run.confirmed = {}
             if changed.is_approved:
-                await approve(self._context.store, run.owner, changed)
+                await self._context.store.run(approve, run.owner, changed)
+        except ChangedElsewhere as error:
+            return {**self.desk.draw_newer(error.shown, data._data), **await self._redraw(run)}
         except (EditError, StoreError) as error:
             return self.desk.refuse(error)
         drawn = {**self.desk.draw(changed), **await self._redraw(run)}

@@ -23,7 +23,7 @@ from app.ui.extract.shown import Shown, restore
 Record = dict[str, Any]
 NUM_SHOWN = 100  # rows on the page at most, because thousands make it slow; the downloads have all rows
 # What a row of the store has for this page, beside the record that the files have.
-INNER = ("usage", "choices", "draft", "checked", "seen")
+INNER = ("usage", "choices", "draft", "checked", "seen", "origin", "empty")
 
 
 @dataclass(slots=True, eq=False)
@@ -65,11 +65,12 @@ class BatchRun:
 
     async def open_row(self, store: Store, index: int) -> Shown | None:
         """Return a row for review: its record with its text, as it was left; None if it has no record."""
-        record = self.records.get(index, {})
-        given = await store.run(jobs.read_row, self.job.number, index)
-        if record.get("record") is None or given is None:
+        row = await store.run(jobs.read_row, self.job.number, index)
+        record = json.loads(row[1]) if row is not None and row[1] else {}
+        if row is None or record.get("record") is None:
             return None
-        source = load_source(given)
+        self.records[index] = record  # another page may have corrected it
+        source = load_source(row[0])
         notes = [note for note in record.get("notes", ()) if note not in source.notes]
         kept = record | {"model": self.model, "notes": notes, "sure_from": self.sure_from}
         return restore(kept, source.text, self.schema)
@@ -77,13 +78,14 @@ class BatchRun:
     async def keep(self, store: Store, index: int, shown: Shown) -> None:
         """Put a row back as it was reviewed; the downloads have it."""
         before = self.records[index]
-        source: Source = load_source(str(await store.run(jobs.read_row, self.job.number, index)))
+        source = await self._read_source(store, index)
         record = shown.result.to_json()
         record["flags"] = {pointer: list(shown.reasons[pointer]) for pointer in shown.to_check}
         kept = {name: before[name] for name in ("row", "usage", "choices") if name in before}
         draft = before.get("draft") or {name: before[name] for name in ("record", "confidence")}
         reviewed = {"corrected": sorted(shown.by_hand), "approved": shown.is_approved}
         inner = {"checked": sorted(shown.checked), "seen": sorted(shown.seen), "draft": draft}
+        inner |= {"origin": dict(shown.origin), "empty": sorted(shown.empty)}
         record = self.records[index] = source.complete(record) | kept | reviewed | inner
         await store.run(jobs.change_result, self.job.number, index, json.dumps(record))
         if self.focus:
@@ -148,7 +150,7 @@ class BatchRun:
         """Show one field of the rows where it asks side by side; "" shows whole records again."""
         self.focus, self.cuts = name, {}
         for index in self.list_rows()[:NUM_SHOWN]:
-            self._cut(index, load_source(str(await store.run(jobs.read_row, self.job.number, index))).text)
+            self._cut(index, (await self._read_source(store, index)).text)
 
     async def confirm_field(self, store: Store) -> None:
         """Mark the values of the field that the page shows as checked by a person, and show whole records again."""
@@ -167,6 +169,10 @@ class BatchRun:
             if shown := await self.open_row(store, index):
                 await self.keep(store, index, replace(shown, checked=shown.checked.difference(pointers)))
         await self.show_field(store, self.focus)
+
+    async def _read_source(self, store: Store, index: int) -> Source:
+        row = await store.run(jobs.read_row, self.job.number, index)
+        return load_source(row[0] if row is not None else "")
 
     def _cut(self, index: int, text: str) -> None:
         record = self.records[index]

@@ -75,6 +75,12 @@ def put_approval(db: Connection, owner: str, shown: Shown) -> None:
     objects.keep_latest(db, owner, "approval", MAX_APPROVALS, MAX_BYTES)
 
 
+def approve(db: Connection, owner: str, shown: Shown) -> Trust | None:
+    """Keep an approved record, and return what all of its schema say of the model that read it."""
+    put_approval(db, owner, shown)
+    return read_trust(db, owner, shown.schema, shown.model)
+
+
 def get_approved(db: Connection, owner: str, shown: Shown) -> Json | None:
     """Return the latest approval of the same text and schema, whichever model read it."""
     found = objects.find(db, owner, "approval", text=f'"schema":"{make_digest(shown.schema)}"')

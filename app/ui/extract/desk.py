@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -83,6 +83,12 @@ class Desk:
     def refuse(self, problem: Exception) -> Update:
         """Return why an action was not done; the record stays."""
         return {self.badge: render_badge("bad", "not done", f"{problem}. Correct it and try again.")}
+
+    def draw_newer(self, newer: Shown, action: Mapping[str, Any]) -> Update:
+        """Return a record that another page has changed, and that what a person did here was not applied to it."""
+        typed = ", ".join(f"“{text}”" for text in (action.get("edits") or {}).values())
+        detail = f"this is the newer record; not applied: {typed or 'what you did'}"
+        return {**self.draw(newer), self.badge: render_badge("cut", "changed in another tab", detail)}
 
     def judge(self, shown: Shown | None) -> Any:
         """Return the verdict on the record, in place of why an action was not done."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import html
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from app.store import Connection, objects
+from app.store import Connection, Item, objects
 from app.store.objects import Json
 from app.ui.extract.shown import Shown, digest
 
@@ -20,6 +20,49 @@ MAX_PROJECTS, MAX_PROJECT_BYTES = 20, 20_000_000
 MAX_RECENT, MAX_NAME = 10, 50
 # Words that show whether a text is still that of its file, from the first characters of the file.
 WORD, NUM_WORDS, WORDS_LEN = re.compile(r"\w{4,}"), 40, 100_000
+
+
+def keep_page(db: Connection, owner: str, project: str, body: Json, shown: Shown | None) -> str:
+    """Keep what a page shows, and return the project's id. A record that is kept already changes by actions only."""
+    found = find_project(db, owner, shown) if shown is not None else None
+    record = found.body["record"] if found is not None else make_record(shown)
+    return put_project(db, owner, project, body | {"record": record})
+
+
+def change_record(
+    db: Connection, owner: str, project: str, body: Json, shown: Shown, action: Mapping[str, Any]
+) -> tuple[str, Shown]:
+    """Apply what a person did on a page to the record as it is kept; returns the project's id, and the record.
+
+    Args:
+        body: of the project, if there is none yet.
+
+    Raises ChangedElsewhere, EditError: it cannot be done.
+    """
+    found = find_project(db, owner, shown)
+    newer = shown if found is None else shown.take(found.body["record"])
+    changed = shown.act_on(newer, action)
+    if found is not None:
+        project, body = found.id, found.body
+    return put_project(db, owner, project, body | {"record": make_record(changed)}), changed
+
+
+def make_record(shown: Shown | None) -> Json | None:
+    """Return a record as its project has it; None if the model wrote none."""
+    if shown is None or shown.drafted.record is None:
+        return None
+    return shown.dump() | {"text": shown.text, "schema": shown.schema}
+
+
+def find_project(db: Connection, owner: str, shown: Shown) -> Item | None:
+    """Return the project that has the record of the same reading, rather beside its own text than beside another."""
+    found = [
+        each
+        for each in objects.find(db, owner, "project", text=f'"reading":"{shown.reading}"')
+        if (record := each.body["record"]) and record["reading"] == shown.reading
+        if record["text"] == shown.text and record["schema"] == shown.schema
+    ]
+    return max(found, key=lambda each: each.body["text"] == shown.text, default=None)
 
 
 def put_project(db: Connection, owner: str, project: str, body: Json) -> str:
@@ -31,7 +74,7 @@ def put_project(db: Connection, owner: str, project: str, body: Json) -> str:
     if not project or (before is not None and is_other(before.body, body)):
         project = secrets.token_urlsafe(16)
     objects.put(db, owner, "project", project, body)
-    _drop_copies(db, owner, project, body["record"])
+    _drop_copies(db, owner, project, body)
     objects.keep_latest(db, owner, "project", MAX_PROJECTS, MAX_PROJECT_BYTES)
     return project
 
@@ -66,9 +109,10 @@ def find_readings(db: Connection, owner: str, shown: Shown) -> list[Json]:
     ]
 
 
-def _drop_copies(db: Connection, owner: str, project: str, record: Json | None) -> None:
+def _drop_copies(db: Connection, owner: str, project: str, body: Json) -> None:
     """Delete other projects of the same reading, and untouched ones of the same text, schema and model."""
-    if record is None or not record.get("reading"):
+    record = body["record"]
+    if record is None or not record.get("reading") or record["text"] != body["text"]:
         return
     for each in objects.find(db, owner, "project", text='"reading":'):
         other = each.body["record"]

@@ -18,15 +18,12 @@ from app.extraction.choices import NUM_RIVALS, find_choices
 from app.extraction.chunks import PartsDone, stream_whole
 from app.extraction.json_spans import scan
 from app.extraction.prompt import parse_examples
-from app.extraction.review import EditError
 from app.extraction.schema_check import CheckedSchema, SchemaChecker
-from app.store import Connection, Store, StoreError
+from app.store import Store
 from app.ui.explain import EXPLAINED, Explanation, explain, explain_bug
 from app.ui.extract.approvals import (
-    Trust,
     find_approvals,
     get_approved,
-    put_approval,
     read_trust,
     render_examples,
     render_trust,
@@ -192,19 +189,6 @@ class ExtractRun:
         """End the running extraction."""
         self.stops.ask(str(request.session_hash))
 
-    async def act(self, shown: Shown | None, data: gr.EventData, request: gr.Request) -> Update:
-        """Apply what a person did to the record; all that follows from its values follows at once."""
-        if shown is None:
-            return gr.skip()
-        try:
-            changed = await asyncio.to_thread(shown.act, data._data)
-            if not changed.is_approved:
-                return self.desk.draw(changed)
-            trust = await approve(self.store, find_owner(request), changed)
-        except (EditError, StoreError) as error:
-            return self.desk.refuse(error)
-        return {**self.desk.draw(changed), self.desk.trust: render_trust(trust)}
-
     async def locate(self, shown: Shown | None, pointer: str) -> Any:
         """Show the page of the PDF where a value is."""
         page = await find_page(shown, pointer)
@@ -249,16 +233,6 @@ class ExtractRun:
     def _end(self, problem: Explanation) -> Update:
         """Return the reason why there is no record."""
         return self.clear(problem.as_html()) | self._idle()
-
-
-async def approve(store: Store, owner: str, shown: Shown) -> Trust | None:
-    """Keep an approved record, and return what all of its schema say of the model that read it."""
-
-    def keep(db: Connection) -> Trust | None:
-        put_approval(db, owner, shown)
-        return read_trust(db, owner, shown.schema, shown.model)
-
-    return await store.run(keep)
 
 
 def add_example(shown: Shown | None, examples: str | None) -> str:

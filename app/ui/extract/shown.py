@@ -19,6 +19,17 @@ from app.extraction.review import Change, EditError, apply_edits, change_items, 
 from app.ui.extract.pages import Opened
 
 FILL_IN = "fill in"
+# What a person changes of a record.
+REVIEWED = ("record", "origin", "empty", "checked", "seen", "approved")
+
+
+class ChangedElsewhere(Exception):
+    """Another page has changed what an action was about; `shown` is the newer record."""
+
+    def __init__(self, shown: Shown) -> None:
+        super().__init__("changed in another tab")
+        self.shown = shown
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -146,6 +157,22 @@ class Shown:
                 return replace(shown, checked=shown.checked | shown.seen, is_approved=True)
         return shown
 
+    def act_on(self, newer: Shown, data: Mapping[str, Any]) -> Shown:
+        """Apply what a person did on a page with this record to what another page has made of it since.
+
+        Raises ChangedElsewhere: a value that the action is about is another one there.
+        """
+        edits, place = data.get("edits") or {}, f"{data.get('pointer') or ''}/"
+        here, there = (
+            {leaf.pointer: leaf.value for leaf in each.result.leaves
+             if leaf.pointer in edits or f"{leaf.pointer}/".startswith(place)}
+            for each in (self, newer)
+        )
+        if here != there or self.origin != newer.origin:
+            raise ChangedElsewhere(newer)
+        is_same = self.result.record == newer.result.record
+        return replace(newer, before=self.before if is_same else None).act(data)
+
     def draft_of(self, pointer: str) -> Scalar:
         for leaf in self.drafted.leaves:
             if leaf.pointer == self.origin.get(pointer):
@@ -183,6 +210,20 @@ class Shown:
         result = make_again(self.schema, self.text, replace(self.result, confidence=confidence), record)
         return replace(self, result=result, origin=origin, by_hand=by_hand, empty=empty)
 
+    def take(self, kept: Mapping[str, Any]) -> Shown:
+        """Return the record as it was dumped last, by this page or by another one."""
+        mine = self.dump()
+        shown = self
+        if any(mine[name] != kept.get(name) for name in REVIEWED):
+            # The places are stored, because added and removed items move the values. Older versions stored none.
+            places = {leaf.pointer: leaf.pointer for leaf in self.drafted.leaves}
+            shown = self.put(kept["record"], kept.get("origin", places), frozenset(kept.get("empty", ())))
+        return replace(
+            shown, checked=frozenset(kept["checked"]), seen=frozenset(kept.get("seen", ())),
+            is_approved=kept["approved"], reading=kept.get("reading", ""),
+            other=tuple(kept["other"]) if kept.get("other") else None,
+        )
+
     def dump(self) -> dict[str, Any]:
         """Return it as JSON that `restore` reads."""
         draft = {"record": self.drafted.record, "confidence": self.drafted.confidence}
@@ -206,16 +247,7 @@ def restore(kept: Mapping[str, Any], text: str, schema: Schema) -> Shown:
     )
     choices = {pointer: Choice(**each) for pointer, each in kept.get("choices", {}).items()}
     shown = Shown(make_again(schema, text, result, draft["record"]), text, schema, kept["model"], choices=choices)
-    if "draft" not in kept:
-        return shown
-    checked, seen = frozenset(kept["checked"]), frozenset(kept.get("seen", ()))
-    # The places are stored, because added and removed items move the values. Older versions stored none.
-    shown = shown.put(kept["record"], kept.get("origin", shown.origin), frozenset(kept.get("empty", ())))
-    other = tuple(kept["other"]) if kept.get("other") else None
-    reading = kept.get("reading", "")
-    return replace(
-        shown, checked=checked, seen=seen, is_approved=kept["approved"], reading=reading, other=other
-    )
+    return shown.take(kept) if "draft" in kept else shown
 
 
 def _is_as(leaf: Leaf, drafted: Leaf | None) -> bool:

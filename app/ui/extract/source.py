@@ -15,19 +15,20 @@ from app.api.model_pool import ModelPool
 from app.extraction import Extractor
 from app.extraction.pdf import find_ocr
 from app.extraction.reading import read_apart
+from app.extraction.review import EditError
 from app.extraction.sources import IMAGE_TYPES, OFFICE_TYPES, Source, UnreadableSource, read_text
-from app.store import Store, StoreError, objects
+from app.store import Connection, Store, StoreError, objects
 from app.ui.examples import Examples, is_demo_model
 from app.ui.explain import EXPLAINED, Explanation, explain
-from app.ui.extract.approvals import read_trust, render_trust
+from app.ui.extract.approvals import Trust, approve, read_trust, render_trust
 from app.ui.extract.desk import Update, find_first_page
 from app.ui.extract.pages import Opened, open_path, show_page
-from app.ui.extract.projects import is_same_text, list_recent, put_project, render_name
+from app.ui.extract.projects import change_record, is_same_text, keep_page, list_recent, render_name
 from app.ui.extract.record_view import NO_SOURCE, render_source
 from app.ui.extract.reliability import render_calibration
 from app.ui.extract.run import NO_TEXT, ExtractRun, choose_tab
 from app.ui.extract.schema_panel import SchemaPanel, dump
-from app.ui.extract.shown import Shown, restore
+from app.ui.extract.shown import ChangedElsewhere, Shown, restore
 from app.ui.owner import describe_keeping, find_owner
 from app.ui.schema.suggest import TASK, propose_schema, read_names
 from engine import Engine
@@ -63,16 +64,31 @@ class ExtractSource(ExtractRun):
         self, project: str, text: str, schema: str, opened: Opened | None, shown: Shown | None, request: gr.Request
     ) -> tuple[str, str]:
         """Keep text, file, schema and record with its review in the store; returns the project's id, twice."""
-        record = None
-        if shown is not None and shown.drafted.record is not None:
-            record = shown.dump() | {"text": shown.text, "schema": shown.schema}
-        path = str(opened.path) if opened is not None else ""
-        body = {"text": text, "schema": schema, "record": record, "path": path, "name": self._name(opened, text)}
+        body = self._make_body(text, schema, opened)
         try:
-            project = await self.store.run(put_project, find_owner(request), project, body)
+            project = await self.store.run(keep_page, find_owner(request), project, body, shown)
         except StoreError as error:
             raise gr.Error(f"A reload loses this record: {error}.", print_exception=False) from error
         return project, project
+
+    async def act(self, shown: Shown | None, project: str, data: gr.EventData, request: gr.Request) -> Update:
+        """Apply what a person did to the record, as it is kept; all that follows from its values follows at once."""
+        if shown is None:
+            return gr.skip()
+        body = self._make_body(shown.text, dump(shown.schema), shown.opened)
+
+        def change(db: Connection, owner: str) -> tuple[str, Shown, Trust | None]:
+            kept, changed = change_record(db, owner, project, body, shown, data._data)
+            return kept, changed, approve(db, owner, changed) if changed.is_approved else None
+
+        try:
+            project, changed, trust = await self.store.run(change, find_owner(request))
+        except ChangedElsewhere as newer:
+            return self.desk.draw_newer(newer.shown, data._data)
+        except (EditError, StoreError) as error:
+            return self.desk.refuse(error)
+        drawn = {**self.desk.draw(changed), self.project: project}
+        return drawn | {self.desk.trust: render_trust(trust)} if changed.is_approved else drawn
 
     async def open(self, kept: Mapping[str, Any], request: gr.Request) -> AsyncGenerator[Update, None]:
         """Open the project of this browser tab, or the proof, while the page opens."""
@@ -170,6 +186,11 @@ class ExtractSource(ExtractRun):
         with suppress(UnreadableSource):
             return await read_apart(path, open_path, Path(path), sees_images)
         return Opened(Path(path), Source(Path(path).name, ""))
+
+    def _make_body(self, text: str, schema: str, opened: Opened | None) -> dict[str, Any]:
+        """Return a project without its record."""
+        path = str(opened.path) if opened is not None else ""
+        return {"text": text, "schema": schema, "path": path, "name": self._name(opened, text)}
 
     def _name(self, opened: Opened | None, text: str) -> str:
         """Return the name of the file, or "" for a text that shares less than half its words; as in review.js."""

@@ -181,8 +181,8 @@ class ExtractTab(ExtractSource):
         self.stop_button.click(self.stop, None, None, **at_once)
         # One after the other, so that each action builds on the one before.
         changes += [desk.fields.act(
-            self.act, desk.shown, [*desk.parts, desk.trust], concurrency_limit=1, concurrency_id="review",
-            trigger_mode="multiple", **quiet,
+            self.act, [desk.shown, self.project], [*desk.parts, desk.trust, self.project], concurrency_limit=1,
+            concurrency_id="review", trigger_mode="multiple", **quiet,
         )]
         desk.on_look(desk.explain, desk.why)
         desk.on_look(self.locate, self.page)

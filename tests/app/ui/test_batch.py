@@ -348,6 +348,22 @@ async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections(ma
     assert await tab.review.go_back(0, REQUEST) == gr.skip()
 
 
+async def test_a_row_open_in_two_pages_loses_no_correction(make_tab: MakeTab) -> None:
+    tab, _ = make_tab(record='{"name": "Ada", "age": 36, "sum": 1}')
+    await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False, "fake"))
+    event: Any = SimpleNamespace(_data={"row": 0})
+    page = show(tab, await tab.review.open_row(REQUEST, event))
+    tab.shown["later"] = copy.copy(tab.shown["abc"])
+    tab.shown["later"].records = dict(tab.shown["abc"].records)
+    await correct(tab, page, pointer="/name", edits={"/name": "Eve"})
+    for edits in ({"/age": "37"}, {"/sum": "2"}):
+        data: Any = SimpleNamespace(_data={"pointer": next(iter(edits)), "edits": edits})
+        last = show(tab, await tab.review.act(page.shown, 0, data, LATER))
+    assert last.shown.result.record == {"name": "Eve", "age": 37, "sum": 2}
+    refused = show(tab, await correct(tab, page, pointer="/age", edits={"/age": "38"}))
+    assert ">changed in another tab<" in refused.badge and b"Eve,37,2" in read(last.csv)
+
+
 async def test_one_field_is_checked_in_all_rows_where_it_asks(make_tab: MakeTab) -> None:
     rows = tuple(Row(name, {"text": f"{name} <b>ordered</b> lamps"}) for name in ("Ada", "Bob", "Ada & Eve"))
     record = '{"name": "Ada", "lines": [{"count": 9}]}'

@@ -10,8 +10,14 @@ from app.extraction.bounds import BoundedSchema
 from app.extraction.extractor import make_again
 from app.extraction.flags import LEAST_SURE, UNSURE
 from app.store import Store
-from app.ui.extract.approvals import MIN_APPROVED, find_approvals, read_trust, render_examples, render_trust
-from app.ui.extract.run import approve
+from app.ui.extract.approvals import (
+    MIN_APPROVED,
+    approve,
+    find_approvals,
+    read_trust,
+    render_examples,
+    render_trust,
+)
 from app.ui.extract.shown import Shown
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}, "ages": {"type": "array"}}}
@@ -32,7 +38,7 @@ async def approve_many(store: Store, count: int, wrong_below: float) -> None:
         sure = 0.5 + number / count / 2
         shown = draft(number, {"/name": sure, "/ages/0": 0.99})
         edits = {"/name": "Bob"} if sure < wrong_below else {}
-        await approve(store, "me", shown.act({"action": "approve", "edits": edits, "seen": SEEN}))
+        await store.run(approve, "me", shown.act({"action": "approve", "edits": edits, "seen": SEEN}))
 
 
 @pytest.mark.parametrize(
@@ -64,14 +70,14 @@ async def test_ten_records_say_from_which_confidence_on_values_are_right(
 
 async def test_a_record_approved_again_counts_once_and_a_removed_item_was_wrong() -> None:
     store, shown = Store(), draft(0, {})
-    await approve(store, "me", shown.act({"action": "approve"}))
+    await store.run(approve, "me", shown.act({"action": "approve"}))
     changed = shown.act({"action": "remove", "pointer": "/ages/0"})
-    trust = await approve(store, "me", changed.act({"action": "approve", "seen": SEEN}))
+    trust = await store.run(approve, "me", changed.act({"action": "approve", "seen": SEEN}))
     assert trust is not None and (trust.num_records, trust.num_right) == (1, 2)
     assert trust.fields == (("ages", "1 of 2"), ("name", "1 of 1"))
     # The same text read by another model counts for that model, and is one example.
     again = replace(changed, model="b-model").act({"action": "approve", "seen": SEEN})
-    assert await approve(store, "me", again) == trust == await store.run(read_trust, "me", SCHEMA, "a-model")
+    assert await store.run(approve, "me", again) == trust == await store.run(read_trust, "me", SCHEMA, "a-model")
     (line,) = render_examples(await store.run(find_approvals, "me", SCHEMA))
     assert line == '{"text": "0: Ada, 36, 37", "record": {"name": "Ada", "ages": [37]}}'
 
@@ -79,10 +85,10 @@ async def test_a_record_approved_again_counts_once_and_a_removed_item_was_wrong(
 async def test_values_that_nobody_looked_at_say_nothing_of_the_model() -> None:
     store = Store()
     for number in range(2 * MIN_APPROVED):
-        trust = await approve(store, "me", draft(number, {"/name": 0.9}).act({"action": "approve"}))
+        trust = await store.run(approve, "me", draft(number, {"/name": 0.9}).act({"action": "approve"}))
     assert trust is not None and (trust.num_records, trust.num_values, trust.sure_from) == (0, 0, None)
     seen = draft(0, {}).act({"action": "approve", "seen": ["/ages/0"], "edits": {"/name": "Bob"}})
-    trust = await approve(store, "me", seen)
+    trust = await store.run(approve, "me", seen)
     assert trust is not None and (trust.num_records, trust.num_right, trust.num_values) == (1, 1, 2)
     assert f"{6 * MIN_APPROVED - 2} values that were approved but not opened do not count" in render_trust(trust)
 

@@ -103,10 +103,10 @@ async def collect(updates: AsyncGenerator[Any, None]) -> list[Any]:
     return [update async for update in updates]
 
 
-async def act(tab: ExtractTab, shown: Any, action: str = "edit", pointer: str = "", **edits: str) -> Any:
+async def act(tab: ExtractTab, shown: Any, action: str = "edit", pointer: str = "-", **edits: str) -> Any:
     """What the page shows after a person did this."""
     data = {"action": action, "pointer": pointer, "edits": {f"/{name}": text for name, text in edits.items()}}
-    return read(tab, await tab.act(shown, SimpleNamespace(_data=data), REQUEST))  # type: ignore[arg-type]
+    return read(tab, await tab.act(shown, "", SimpleNamespace(_data=data), REQUEST))  # type: ignore[arg-type]
 
 
 async def test_a_run_ends_in_badge_fields_json_table_and_marked_source() -> None:
@@ -234,10 +234,10 @@ async def test_another_models_record_is_kept_and_compared_and_its_value_can_be_t
     assert "differs from large in 1 field<" in taken.fields
     again = restore(json.loads(json.dumps(taken.shown.dump())), "Ada, 36", json.loads(SCHEMA))
     assert list(again.differences) == ["/age"] and again.reading == taken.shown.reading
-    # Both stay, one for each model, however often they read.
+    # Both stay, one for each model, however often they read; and so does what was corrected.
     for model in ("fake", "large", "fake"):
         project, _ = await tab.keep(project, "Ada, 36", SCHEMA, None, (await run(tab, model=model))[-1].shown, REQUEST)
-    assert await list_kept(tab) == [("fake", False), ("large", False)]
+    assert await list_kept(tab) == [("fake", False), ("large", False), ("fake", True)]
     assert "differs from" not in (await run(tab, text="Ada, 36!"))[-1].fields
 
 
@@ -254,6 +254,32 @@ async def test_a_corrected_record_stays_under_recent_when_its_text_is_read_again
     assert "kept under Recent" not in back.fields
     third, _ = await tab.keep(second, "Ada, 36", SCHEMA, None, back.shown, REQUEST)
     assert third == second and await list_kept(tab) == [("fake", True)]
+
+
+async def test_two_pages_with_one_record_lose_no_correction() -> None:
+    tab, _ = make_tab()
+    opened = (await run(tab))[-1].shown
+    project, _ = await tab.keep("", "Ada, 36", SCHEMA, None, opened, REQUEST)
+    first = await act(tab, opened, age="37")
+    second = await act(tab, opened, name="Bob")  # a page that was opened before
+    assert second.shown.result.record == {"name": "Bob", "age": 37} and second.shown.by_hand == {"/name", "/age"}
+    kept, _ = await tab.keep(project, "Ada, 36", SCHEMA, None, first.shown, REQUEST)
+    (again,) = [read(tab, update) async for update in tab.open({"project": kept}, REQUEST)]
+    assert kept == project and again.shown.result.record == {"name": "Bob", "age": 37}
+    # What the other page has changed is neither replaced nor approved unseen.
+    for refused in (await act(tab, first.shown, name="Eve"), await act(tab, first.shown, "approve", "")):
+        assert ">changed in another tab<" in refused.badge and refused.shown.result.record == again.shown.result.record
+    assert "not applied: “Eve”" in (await act(tab, first.shown, name="Eve")).badge
+    assert (await act(tab, again.shown, "approve", "")).shown.is_approved
+
+
+async def test_a_record_stays_when_its_text_is_changed_before_the_schema() -> None:
+    tab, _ = make_tab()
+    corrected = (await act(tab, (await run(tab))[-1].shown, age="37")).shown
+    project, _ = await tab.keep("", "Ada, 36", SCHEMA, None, corrected, REQUEST)
+    second, _ = await tab.keep(project, "Bob, 40", "{}", None, corrected, REQUEST)
+    await tab.keep(second, "Bob, 40", SCHEMA, None, (await run(tab, "Bob, 40"))[-1].shown, REQUEST)
+    assert await list_kept(tab) == [("fake", False), ("fake", True)]
 
 
 SLOW = f"^(?!{3 * '(?:x(?=.))*'}y)"
@@ -587,7 +613,7 @@ async def test_marks_follow_the_items_that_come_and_go() -> None:
     sure = added.shown.result.confidence
     assert sure["/lines/2/name"] == 0.7 and "/lines/1/name" not in sure
     assert 'aria-label="lines › 2 › name"' in added.fields and json.loads(added.record)["lines"][1]["name"] == ""
-    assert "not done" in (await act(tab, removed, "add", "/lines/9")).badge
+    assert "not done" in (await act(tab, added.shown, "add", "/lines/9")).badge
 
 
 async def test_a_value_typed_as_the_model_wrote_it_is_checked_and_an_undone_one_is_not() -> None:
@@ -597,7 +623,7 @@ async def test_a_value_typed_as_the_model_wrote_it_is_checked_and_an_undone_one_
     typed = (await act(tab, flagged, name="Ada")).shown
     back = await act(tab, typed, name="Bob")
     assert "/name" not in back.shown.to_check and "checked by you: not in the text" in back.fields
-    assert "/name" in (await act(tab, typed, "undo", "/name")).shown.to_check
+    assert "/name" in typed.act({"action": "undo", "pointer": "/name"}).to_check
 
 
 async def test_a_reload_keeps_what_was_typed_at_its_item_when_items_before_it_came_or_went() -> None:
