@@ -146,12 +146,12 @@ class Site:
         """Visible elements that reach beyond the right edge, unless something around them scrolls or hides them."""
         return list(self.page.evaluate(FIND_OVERFLOW))
 
-    def wait_for(self, condition: Callable[[], bool], within_s: float = PATIENCE_S) -> float:
+    def wait_for(self, condition: Callable[[], bool]) -> float:
         """Poll until it holds; returns the seconds it took."""
         start = time.monotonic()
         while not condition():
             waited = time.monotonic() - start
-            assert waited < within_s, f"did not happen within {within_s} s"
+            assert waited < PATIENCE_S, f"did not happen within {PATIENCE_S} s"
             # Through the page, so that its events are heard meanwhile.
             if self.page.is_closed():
                 time.sleep(POLL_S)
