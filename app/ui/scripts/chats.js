@@ -53,10 +53,9 @@ const changeDraft = (id) => {
   box.dispatchEvent(new Event("input", { bubbles: true }));
   draftOf = id;
 };
-// A reload opens the chat that was chosen last, though it is not shown yet.
+// The chat that was chosen last is this tab's, also for what is asked and for a reload, before the page shows it.
 let chosen = null;
-const choose = (id) => { changeDraft(id); chosen = id; };
-window.addEventListener("pagehide", () => { if (chosen !== null) writeCurrent(chosen); });
+const choose = (id) => { changeDraft(id); chosen = id; writeCurrent(id); };
 const begin = () => {
   choose("");
   trigger("fresh");
@@ -148,8 +147,10 @@ const take = () => {
   if (chosen === (value.leaf ? value.current : "")) chosen = null;
   store = value;
   globalThis.shownChat = store.current;
-  writeCurrent(store.current);
-  draftOf = store.leaf ? store.current : "";
+  if (chosen === null) {
+    writeCurrent(store.current);
+    draftOf = store.leaf ? store.current : "";
+  }
   if (wanted && !value.is_search) trigger("search", { text: wanted });
   else if (!isRenaming()) draw();
   if (isNews && !take.isQuiet) others.postMessage("changed");
