@@ -83,6 +83,13 @@ class Site:
         self.wait_for(lambda: self.page.locator("#chatbot .user-row").count() == num_questions)
         self.toggle("Chats")
 
+    def press_through(self, button: Any, change: Callable[[], Any]) -> None:
+        """Press a button, and let go of it when the page has changed."""
+        button.hover()
+        self.page.mouse.down()
+        change()
+        self.page.mouse.up()
+
     def press_stop(self) -> None:
         """At once, without waiting for two frames alike; nothing when the answer has ended by itself."""
         self.page.evaluate("document.querySelector('#composer button.stop-button')?.click()")

@@ -1,6 +1,8 @@
 """The chat in a real browser: it streams, stops, restores chats, and frees the engine when the page is closed."""
 
+import json
 import re
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -208,8 +210,7 @@ def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(site:
     chats, questions = site.page.locator(".chats"), site.page.locator("#chatbot .user-row")
     chats.get_by_role("button", name="Rename What can you do?").click()
     chats.get_by_label("Title of the chat").fill("My questions")
-    with site.page.expect_response("**/gradio_api/run/**"):  # the list is drawn again, and would take a press away
-        site.page.keyboard.press("Enter")
+    site.page.keyboard.press("Enter")
     chats.get_by_role("button", name="My questions").first.wait_for()
     site.composer.fill("not sent")
     site.page.keyboard.press("Control+Shift+O")
@@ -241,6 +242,17 @@ def test_chats_are_there_after_a_reload_are_searched_exported_and_imported(site:
     chats.get_by_label("Chats to import").set_input_files(path)
     chats.get_by_role("button", name="My questions").first.click()
     questions.filter(has_text="What can you do?").wait_for()
+
+
+def test_a_press_is_not_lost_when_the_list_of_chats_is_drawn_again_meanwhile(site: Site) -> None:
+    ask_and_wait(site, "Hello!")
+    site.toggle("Chats")
+    chats = site.page.locator("#chat-list")
+    site.press_through(
+        chats.get_by_role("button", name="Remove Hello!"),
+        lambda: (site.page.keyboard.press("Control+Shift+O"), chats.locator("li.current").wait_for(state="detached")),
+    )
+    site.page.get_by_text("There are no chats yet.").wait_for()
 
 
 def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
@@ -502,6 +514,16 @@ def test_a_chosen_model_takes_over_and_compared_ones_can_all_be_looked_into(two_
     # The choice says which model is not loaded, also when that changes.
     site.wait_for(lambda: chosen.all_inner_texts() == ["second", "demo_model"])
     site.go_to("Engine")
-    page.locator('[data-act="end second"]').click()
+    body = json.dumps({"model": "demo_model", "prompt": "Once", "max_tokens": 100, "ignore_eos": True}).encode()
+    asked = urllib.request.Request(f"{site.base_url}/v1/completions", body, {"Content-Type": "application/json"})
+    rows = page.locator("#models tr")
+
+    def change_the_speed() -> None:
+        before = rows.all_inner_texts()
+        urllib.request.urlopen(asked).close()
+        site.wait_for(lambda: rows.all_inner_texts() != before)
+
+    site.press_through(page.locator('[data-act="end second"]'), change_the_speed)
+    page.locator('[data-act="load second"]').wait_for(state="attached")
     site.go_to("Chat")
     site.wait_for(lambda: chosen.all_inner_texts() == ["second (not loaded)", "demo_model"])

@@ -3,18 +3,20 @@
 // It also tells the server when the page draws an answer slower than it grows.
 const host = element.querySelector(".branches");
 let shown = [];
+const makeSwitch = (fork) => {
+  const arrow = (sign, to, word) => {
+    const button = make("button", { type: "button", "aria-label": `${word} version of turn ${fork.turn}`, onclick: () => trigger("turn", { at: fork.at, to }) }, sign);
+    button.disabled = to < 0 || to >= fork.count;
+    return button;
+  };
+  return make("span", { class: "branch", role: "group", "aria-label": `Versions of turn ${fork.turn}` },
+    arrow("‹", fork.active - 1, "Previous"), ` ${fork.active + 1} of ${fork.count} `, arrow("›", fork.active + 1, "Next"));
+};
+// A switch that has not changed stays, so that a press on it is not lost.
 const draw = () => {
-  for (const { node } of shown) node.remove();
-  shown = (props.value || []).map((fork) => {
-    const arrow = (sign, to, word) => {
-      const button = make("button", { type: "button", "aria-label": `${word} version of turn ${fork.turn}`, onclick: () => trigger("turn", { at: fork.at, to }) }, sign);
-      button.disabled = to < 0 || to >= fork.count;
-      return button;
-    };
-    const node = make("span", { class: "branch", role: "group", "aria-label": `Versions of turn ${fork.turn}` },
-      arrow("‹", fork.active - 1, "Previous"), ` ${fork.active + 1} of ${fork.count} `, arrow("›", fork.active + 1, "Next"));
-    return { fork, node };
-  });
+  const before = new Map(shown.map((each) => [JSON.stringify(each.fork), each]));
+  shown = (props.value || []).map((fork) => before.get(JSON.stringify(fork)) ?? { fork, node: makeSwitch(fork) });
+  for (const each of before.values()) if (!shown.includes(each)) each.node.remove();
   place();
 };
 // Gradio redraws messages without the switches, so each is inserted again after its message and the message's buttons;

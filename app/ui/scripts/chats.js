@@ -98,10 +98,12 @@ const rename = (chat, item) => {
   const end = (title) => {
     if (isDone) return;
     isDone = true;
-    if (title && title !== chat.title) {
-      chat.title = title;
+    const known = store.chats.find(({ id }) => id === chat.id);
+    if (title && title !== chat.title && known) {
+      known.title = title;
       trigger("rename", { id: chat.id, title });
     }
+    item.drawnOf = null; // it holds the text box
     draw();
     list.querySelector(`[data-id="${chat.id}"] .open`)?.focus();
   };
@@ -116,18 +118,23 @@ const rename = (chat, item) => {
   input.select();
 };
 
+const drawChat = ({ empty, id, title, date }) => {
+  if (empty) return make("li", { class: "none" }, empty);
+  const item = make("li", { "data-id": id },
+    make("button", { type: "button", class: "open", title, onclick: () => { choose(id); trigger("pick", { id }); close(); }, ondblclick: () => rename({ id, title }, item) }, make("span", {}, title), make("small", {}, date)),
+    make("button", { type: "button", class: "rename", "aria-label": `Rename ${title}`, title: "Rename", onclick: () => rename({ id, title }, item) }, "✎"),
+    make("button", { type: "button", class: "remove", "aria-label": `Remove ${title}`, title: "Remove", onclick: () => trigger("drop", { id }) }, "×"));
+  return item;
+};
 const draw = () => {
   const empty = wanted ? "No chat has these words." : "There are no chats yet.";
-  list.replaceChildren(...store.chats.map((chat) => {
-    const isOpen = chat.id === store.current;
-    const item = make("li", { class: isOpen ? "current" : "", "data-id": chat.id },
-      make("button", { type: "button", class: "open", title: chat.title, ...(isOpen ? { "aria-current": "true" } : {}),
-        onclick: () => { choose(chat.id); trigger("pick", { id: chat.id }); close(); }, ondblclick: () => rename(chat, item) }, make("span", {}, chat.title), make("small", {}, day(chat.time))),
-      make("button", { type: "button", class: "rename", "aria-label": `Rename ${chat.title}`, title: "Rename", onclick: () => rename(chat, item) }, "✎"),
-      make("button", { type: "button", class: "remove", "aria-label": `Remove ${chat.title}`, title: "Remove", onclick: () => trigger("drop", { id: chat.id }) }, "×"));
-    return item;
-  }));
-  if (!store.chats.length) list.append(make("li", { class: "none" }, empty));
+  const shown = store.chats.map(({ id, title, time }) => ({ id, title, date: day(time) }));
+  drawList(list, shown.length ? shown : [{ empty }], drawChat);
+  for (const item of list.querySelectorAll("[data-id]")) {
+    const isOpen = item.dataset.id === store.current;
+    item.classList.toggle("current", isOpen);
+    item.querySelector(".open").ariaCurrent = isOpen ? "true" : null;
+  }
 };
 // Other tabs of this browser show the same chats.
 const others = new BroadcastChannel(CHATS);
@@ -144,9 +151,9 @@ const take = () => {
   if (value.where) where.textContent = value.where;
   if (!value.chats) return;
   const isNews = !value.is_search && JSON.stringify(value.chats) !== JSON.stringify(store.chats);
-  if (chosen === (value.leaf ? value.current : "")) chosen = null;
   store = value;
   globalThis.shownChat = store.current;
+  if (chosen === store.current || !store.leaf) chosen = null; // an empty chat is the new one, or stands for one that is gone
   if (chosen === null) {
     writeCurrent(store.current);
     draftOf = store.leaf ? store.current : "";

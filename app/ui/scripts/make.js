@@ -9,3 +9,13 @@ const make = (tag, attributes = {}, ...children) => {
   node.append(...children.filter((child) => child !== null));
   return node;
 };
+// Shows a node for each value. One whose value has not changed stays where it is, so that a press on it is not lost.
+const drawList = (list, values, drawOne) => {
+  const before = new Map([...list.children].map((node) => [node.drawnOf, node]));
+  const nodes = values.map((value) => {
+    const drawnOf = JSON.stringify(value);
+    return before.get(drawnOf) ?? Object.assign(drawOne(value), { drawnOf });
+  });
+  for (const node of [...list.children]) if (!nodes.includes(node)) node.remove();
+  for (const [at, node] of nodes.entries()) if (list.children[at] !== node) list.insertBefore(node, list.children[at] ?? null);
+};

@@ -8,18 +8,16 @@ const type = (text) => {
   box.dispatchEvent(new Event("input", { bubbles: true }));
 };
 const waiting = []; // {id, chat, text, files}
-let number = 0, drawn = "", sent = null; // the id that is on its way
+let number = 0, sent = null; // the id that is on its way
 let isTaking = false; // the files of the text box, for the message that was entered with them
 const isUploading = () => find("#composer .thumbnails [role=status]") !== null;
 const isHere = ({ chat }) => (chat ?? readCurrent()) === readCurrent();
 const list = element.querySelector(".outbox");
 const draw = () => {
-  const shown = waiting.filter((message) => isHere(message) && message.id !== sent), ids = shown.map(({ id }) => id).join();
-  if (ids === drawn) return; // a button that has the focus keeps it
-  drawn = ids;
-  list.replaceChildren(...shown.map((message) => make("li", {},
-    make("span", { title: message.text }, message.text || "Files"), make("small", {}, "is sent after this answer"),
-    make("button", { type: "button", "aria-label": `Take back ${message.text}`, title: "Take back", onclick: () => takeBack(message) }, "×"))));
+  const shown = waiting.filter((message) => isHere(message) && message.id !== sent).map(({ id, text }) => ({ id, text }));
+  drawList(list, shown, ({ id, text }) => make("li", {},
+    make("span", { title: text }, text || "Files"), make("small", {}, "is sent after this answer"),
+    make("button", { type: "button", "aria-label": `Take back ${text}`, title: "Take back", onclick: () => takeBack(waiting.find((each) => each.id === id)) }, "×")));
 };
 const takeBack = (message) => {
   waiting.splice(waiting.indexOf(message), 1);
