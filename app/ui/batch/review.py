@@ -71,7 +71,7 @@ class RowReview:
             self.act, [self.desk.shown, self.index], [*parts, *redrawn], concurrency_limit=1, concurrency_id="review",
             trigger_mode="multiple", **quiet,
         )
-        self.desk.on_look(self.desk.explain, self.desk.why)
+        self.desk.on_look(self.desk.explain, self.desk.why, self.desk.fields.redrawn)
 
     async def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
         return await self._review(str(request.session_hash), int(data._data["row"]))

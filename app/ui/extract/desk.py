@@ -94,12 +94,13 @@ class Desk:
         """Return the verdict on the record, in place of why an action was not done."""
         return gr.skip() if shown is None else render_status(shown)
 
-    def on_look(self, answer: Callable[..., Any], output: Any) -> None:
-        """Fill `output` with `answer(shown, pointer)` of the value that got the focus."""
-        self.fields.look(
-            answer, [self.shown, self.why], output, js=READ_LOOKED_AT, trigger_mode="always_last", queue=False,
-            show_progress="hidden", api_visibility="private",
-        )
+    def on_look(self, answer: Callable[..., Any], output: Any, *also: Any) -> None:
+        """Fill `output` with `answer(shown, pointer)` of the value that got the focus last, then and at other events."""
+        for event in (self.fields.look, *also):
+            event(
+                answer, [self.shown, self.why], output, js=READ_LOOKED_AT, trigger_mode="always_last", queue=False,
+                show_progress="hidden", api_visibility="private",
+            )
 
     def explain(self, shown: Shown | None, pointer: str) -> Any:
         """Return why a value is what it is."""

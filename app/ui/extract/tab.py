@@ -184,7 +184,7 @@ class ExtractTab(ExtractSource):
             self.act, [desk.shown, self.project], [*desk.parts, desk.trust, self.project], concurrency_limit=1,
             concurrency_id="review", trigger_mode="multiple", **quiet,
         )]
-        desk.on_look(desk.explain, desk.why)
+        desk.on_look(desk.explain, desk.why, desk.fields.redrawn)
         desk.on_look(self.locate, self.page)
         self.page.turn(self.turn, self.opened, self.page, trigger_mode="always_last", **at_once)
         add.click(add_example, [desk.shown, settings[-1]], settings[-1], **at_once)

@@ -40,7 +40,7 @@ const step = (isBack) => {
 };
 
 // Every correction draws the record again: what had the focus gets it back, with what was typed meanwhile.
-let held = null, last = null, added = "";
+let held = null, last = null, looked = "", added = "";
 const hold = ({ target }) => {
   if (!target.dataset?.key) return;
   held = { key: target.dataset.key };
@@ -61,7 +61,7 @@ for (const kind of ["focusin", "input", "keyup"]) element.addEventListener(kind,
 
 element.addEventListener("focusin", ({ target }) => {
   if (!target.matches?.(".value")) return;
-  globalThis.lookedAt = target.dataset.pointer;
+  globalThis.lookedAt = looked = target.dataset.pointer;
   target.closest("[data-field]").classList.add("seen");
   const [numToLook, numUnseen] = [".flagged", "[data-field]"].map((cells) => all(`${cells}:not(.seen)`).length);
   const button = element.querySelector(".approve"), word = button?.dataset.word;
@@ -208,9 +208,15 @@ let drawn = "";
 const settle = () => {
   const record = element.querySelector(".record[data-text]");
   const now = record ? JSON.stringify(record.dataset) : "";
-  if (now !== drawn) held = last = null;
+  if (now !== drawn) { held = last = null; looked = ""; }
   for (const input of all(".value")) if (now !== drawn || input !== document.activeElement) input.value = input.defaultValue;
   drawn = now;
+};
+// What explains a value follows its correction.
+const explainAgain = () => {
+  if (!area?.querySelector(".why")) return;
+  globalThis.lookedAt = looked;
+  trigger("redrawn");
 };
 // What was typed and did not reach the server, as while it is down, is typed again into the same record after a reload.
 const EDITS = "troupe-edits";
@@ -227,4 +233,4 @@ const giveEdits = () => {
   trigger("act", { action: "edit", pointer: "", seen: [], edits: kept.edits });
 };
 if (area?.id === "extract") window.addEventListener("pagehide", keepEdits, { signal: area.links.signal });
-watch("value", () => { settle(); mend(); restore(); compare(); if (area?.id === "extract") giveEdits(); });
+watch("value", () => { settle(); mend(); restore(); compare(); explainAgain(); if (area?.id === "extract") giveEdits(); });
