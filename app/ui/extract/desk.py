@@ -95,7 +95,7 @@ class Desk:
         return gr.skip() if shown is None else render_status(shown)
 
     def on_look(self, answer: Callable[..., Any], output: Any, *also: Any) -> None:
-        """Fill `output` with `answer(shown, pointer)` of the value that got the focus last, then and at other events."""
+        """Fill `output` with `answer(shown, pointer)` of the value that got the focus last, also at other events."""
         for event in (self.fields.look, *also):
             event(
                 answer, [self.shown, self.why], output, js=READ_LOOKED_AT, trigger_mode="always_last", queue=False,

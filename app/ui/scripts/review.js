@@ -209,7 +209,9 @@ const settle = () => {
   const record = element.querySelector(".record[data-text]");
   const now = record ? JSON.stringify(record.dataset) : "";
   if (now !== drawn) { held = last = null; looked = ""; }
-  for (const input of all(".value")) if (now !== drawn || input !== document.activeElement) input.value = input.defaultValue;
+  // What a person is typing stays; a value that only has the focus may have been changed by another page.
+  const isTyping = typeof held?.text === "string";
+  for (const input of all(".value")) if (!isTyping || input !== document.activeElement) input.value = input.defaultValue;
   drawn = now;
 };
 // What explains a value follows its correction.
