@@ -297,6 +297,22 @@ def test_two_tabs_keep_the_chats_of_both(site: Site) -> None:
     assert other.complaints == []
 
 
+def test_a_message_that_the_server_has_failed_to_take_stands_in_the_text_box_again(site: Site) -> None:
+    def fail(route: Any) -> None:
+        if "Hello!" in route.request.post_data:
+            route.fulfill(status=500, json={"error": "no"})
+        else:
+            route.continue_()
+
+    site.page.route("**/gradio_api/run/**", fail)
+    site.ask("Hello!")
+    site.wait_for(lambda: site.composer.input_value() == "Hello!")
+    site.page.unroute("**/gradio_api/run/**")
+    site.composer.press("Enter")
+    site.figures.wait_for()
+    site.complaints.clear()  # the browser's about the failure
+
+
 def test_a_message_entered_during_an_upload_is_sent_with_its_file(site: Site, tmp_path: Path) -> None:
     path, upload = tmp_path / "note.txt", re.compile(r"/gradio_api/upload\?")
     path.write_text("The meeting is at noon.")

@@ -159,7 +159,7 @@ class ChatTab(ChatList):
         sent = run_in_turn(
             self.outbox.send, self.send_entered, [textbox, *asked], [*begun, self.outbox], data=READ_ENTERED
         )
-        sent.then(None, js="() => outbox.end()", **AT_ONCE)
+        sent.failure(None, js="() => outbox.end()", **AT_ONCE)
         self.outbox.take_files(None, textbox, textbox, js="(typed) => outbox.takeFiles(typed)", **AT_ONCE)
         self.outbox.give_back(None, textbox, textbox, js="(typed) => outbox.giveBack(typed)", **AT_ONCE)
         self._watch(sent)

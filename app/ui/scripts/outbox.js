@@ -64,9 +64,10 @@ globalThis.outbox = {
     return { text: [...back.map((each) => each.text), text].filter(Boolean).join("\n"), files: [...back.flatMap((each) => each.files ?? []), ...files] };
   },
   read: () => { const { text, files } = waiting.find(({ id }) => id === sent); return { text, files }; },
-  end() { // without a reply: the server could not be reached
+  end() { // without a reply: the server has failed
     const message = waiting.find(({ id }) => id === sent);
-    if (message && props.value?.id !== sent) { sent = null; takeBack(message); }
+    sent = null;
+    if (message) takeBack(message);
   },
   get unsent() { return waiting.filter(isHere).map(({ text }) => text); },
 };
