@@ -132,7 +132,7 @@ def test_messages_entered_in_one_breath_are_sent_once_and_in_order(lasting: Site
     lasting.composer.fill("typed")
     lasting.page.get_by_role("button", name="Take back Wait").click()
     lasting.wait_for(lambda: lasting.composer.input_value() == "Wait\ntyped")
-    # One that waits in a chat is not sent in another one; a reload keeps its text.
+    # One that waits in a chat is not sent in another one; a reload keeps it.
     lasting.composer.fill("")
     lasting.ask("Later")
     lasting.toggle("Chats")
@@ -142,9 +142,13 @@ def test_messages_entered_in_one_breath_are_sent_once_and_in_order(lasting: Site
     lasting.page.locator("#chat-list").get_by_role("button", name="Message 0.").first.click()
     lasting.page.locator(".outbox li", has_text="Later").wait_for()
     lasting.reload()
-    lasting.wait_for(lambda: lasting.composer.input_value() == "Later")
+    lasting.page.locator(".outbox li", has_text="Later").wait_for()
     lasting.page.locator("#composer button.stop-button").wait_for()  # the answer is taken up again
     lasting.complaints.clear()  # Gradio's about the stream that the reload cut
+    lasting.press_stop()
+    lasting.page.locator(".user-row", has_text="Later").wait_for()
+    lasting.page.locator("#growing .bot-row").wait_for()
+    assert lasting.composer.input_value() == ""
     lasting.press_stop()
     lasting.wait_for(lambda: lasting.num_running() == 0)
 

@@ -8,7 +8,15 @@ const type = (text) => {
   box.dispatchEvent(new Event("input", { bubbles: true }));
 };
 const waiting = []; // {id, chat, text, files}
-let number = 0, sent = null; // the id that is on its way
+// A reload keeps those that wait; the text of one that is on its way, or whose files are, becomes the draft.
+const KEPT = "troupe-outbox";
+const isKept = ({ id, files }) => files && id !== sent;
+window.addEventListener("pagehide", () => { try { sessionStorage.setItem(KEPT, JSON.stringify(waiting.filter(isKept))); } catch { /* forbidden */ } });
+try {
+  waiting.push(...JSON.parse(sessionStorage.getItem(KEPT)) ?? []);
+  sessionStorage.removeItem(KEPT); // a duplicate of this tab would send them, too
+} catch { /* forbidden */ }
+let number = Math.max(0, ...waiting.map(({ id }) => id)), sent = null; // the id that is on its way
 let isTaking = false; // the files of the text box, for the message that was entered with them
 const isUploading = () => find("#composer .thumbnails [role=status]") !== null;
 const isHere = ({ chat }) => (chat ?? readCurrent()) === readCurrent();
@@ -69,7 +77,7 @@ globalThis.outbox = {
     sent = null;
     if (message) takeBack(message);
   },
-  get unsent() { return waiting.filter(isHere).map(({ text }) => text); },
+  get unsent() { return waiting.filter((each) => isHere(each) && !isKept(each)).map(({ text }) => text); },
 };
 watch("value", () => {
   const { id, state } = props.value, message = waiting.find((each) => each.id === id);
