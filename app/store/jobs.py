@@ -144,6 +144,16 @@ def count(db: Connection, job: int) -> dict[str, int]:
     return {state: found[state] for state in STATES}
 
 
+def count_reviewed(db: Connection, job: int) -> tuple[int, int]:
+    """Return how many records of an extraction have values to check, and how many are approved."""
+    found = db.execute(
+        "SELECT count(nullif(json_extract(result, '$.flags'), '{}')), total(json_extract(result, '$.approved')) "
+        "FROM rows WHERE job = ? AND result != '' AND json_extract(result, '$.record') IS NOT NULL",
+        (job,),
+    ).fetchone()
+    return found[0], int(found[1])
+
+
 def read_ended(db: Connection, job: int, after: int = 0, limit: int = -1) -> list[JobRow]:
     """Return the rows that ended after a number of them, in the order in which they ended."""
     return [

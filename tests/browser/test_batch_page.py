@@ -56,6 +56,7 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     site.page.get_by_role("columnheader", name="in the text").wait_for()
     site.wait_for(lambda: back.evaluate("node => node === document.activeElement"))
     back.press("Enter")
+    confirm.wait_for(state="hidden")
     named = asking.inner_text()
     asking.click()
     confirm.click()
@@ -113,10 +114,29 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     assert site.page.locator("#batch-records").get_by_text("Northwind & Sons").count()
     site.reload()
     site.page.locator("#batch-records").get_by_text("Northwind & Sons").wait_for()
-    assert site.page.get_by_label("Column with the text").input_value() == "id"
+    site.wait_for(lambda: site.page.get_by_label("Column with the text").input_value() == "id")
     note.wait_for()
     site.page.get_by_role("button", name="Try the first 5").click()
     note.wait_for(state="hidden")
+    # What the page shows no more is found under Recent, with its files.
+    site.page.locator(".batch-figures", has_text="5 of 5 rows").wait_for()
+    download = site.page.get_by_role("button", name="Download CSV")
+    download.wait_for()
+    site.page.locator("#batch-files").get_by_label("Clear").click()
+    site.page.get_by_text("Many texts, one schema").wait_for()
+    assert not download.is_visible()
+    menu = site.page.get_by_label("Recent batches")
+    kept = menu.locator("option", has_text="1 approved")
+    kept.wait_for(state="attached")
+    assert kept.inner_text().startswith("orders.csv · ") and "8 rows, " in kept.inner_text()
+    menu.select_option(kept.get_attribute("value"))
+    site.page.locator("#batch-records").get_by_text("Northwind & Sons").wait_for()
+    site.page.locator("#batch-files").get_by_text("orders").wait_for()
+    with site.page.expect_download() as waiting:
+        download.click()
+    assert "Northwind & Sons" in Path(waiting.value.path()).read_text()
+    site.wait_for(lambda: site.page.get_by_label("Column with the text").input_value() == "note")
+    assert not note.is_visible()
 
 
 def start_endless_run(site: Site, path: Path) -> None:

@@ -50,8 +50,8 @@ class RowReview:
                 with gr.Column(scale=1, min_width=280, elem_classes="record-side"):
                     self.desk.build_record()
 
-    def connect(self, records: gr.HTML, redrawn: list[gr.components.Component]) -> None:
-        """Connect the components with the table of records.
+    def connect(self, records: gr.HTML, redrawn: list[gr.components.Component]) -> list[Any]:
+        """Connect the components with the table of records, and return the events that change records.
 
         Args:
             redrawn: what `redraw` draws.
@@ -62,16 +62,20 @@ class RowReview:
         parts = [self.panel, self.place, self.index, self.previous, self.next, *self.desk.parts]
         records.open(self.open_row, None, parts, **at_once)
         records.pick(self.pick, None, [records, self.panel], **at_once)
-        for event, handler in ((records.confirm, self.confirm), (records.undo, self.undo)):
-            event(handler, None, [*redrawn, self.panel], concurrency_limit=1, concurrency_id="review", **quiet)
+        in_turn: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "review", **quiet}
+        changes = [
+            event(handler, None, [*redrawn, self.panel], **in_turn)
+            for event, handler in ((records.confirm, self.confirm), (records.undo, self.undo))
+        ]
         self.previous.click(self.go_back, self.index, parts, **at_once)
         self.next.click(self.go_on, self.index, parts, **at_once)
         self.close.click(lambda: gr.update(visible=False), None, self.panel, **at_once)
-        self.desk.fields.act(
-            self.act, [self.desk.shown, self.index], [*parts, *redrawn], concurrency_limit=1, concurrency_id="review",
-            trigger_mode="multiple", **quiet,
-        )
+        act = self.desk.fields.act
+        changes.append(act(
+            self.act, [self.desk.shown, self.index], [*parts, *redrawn], trigger_mode="multiple", **in_turn
+        ))
         self.desk.on_look(self.desk.explain, self.desk.why, self.desk.fields.redrawn)
+        return changes
 
     async def open_row(self, request: gr.Request, data: gr.EventData) -> Update:
         return await self._review(str(request.session_hash), int(data._data["row"]))

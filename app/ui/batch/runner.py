@@ -101,7 +101,8 @@ class BatchRunner:
         """Extract every row; finished records stay and can be downloaded after a stop or failure.
 
         Args:
-            schema, problem: of the Extract tab; they count when no example schema of that name is chosen.
+            name: the choice, as `find_schema` takes it.
+            schema, problem: of the Extract tab.
             order: whether records with most to check come first, once the run has ended.
             model: which of the loaded models reads the rows.
         """
@@ -112,7 +113,7 @@ class BatchRunner:
             refused = NOT_OPEN
         found: Schema = {}
         try:
-            checked = await asyncio.to_thread(self.checker.check, self.examples.schemas.get(name, schema))
+            checked = await asyncio.to_thread(self.checker.check, self.find_schema(name, schema))
             found = checked.schema
             refused = refused or (BLANK_PROBLEM if is_blank(found) else None)
         except GrammarError as error:
@@ -139,6 +140,14 @@ class BatchRunner:
         async with aclosing(self._show(session, self._make_run(owner, job, order))) as updates:
             async for update in updates:
                 yield update
+
+    def find_schema(self, name: str, code: str) -> str:
+        """Return the text of a chosen schema: of an example, of the Extract tab, or that of an earlier run itself.
+
+        Args:
+            code: the schema of the Extract tab.
+        """
+        return code if name == AS_IN_EXTRACT else self.examples.schemas.get(name, name)
 
     def _make_run(self, owner: str, job: Item, asking_first: bool = True) -> BatchRun:
         engine = self.models.find(job.body["model"])
@@ -177,13 +186,13 @@ class BatchRunner:
                 waits = render_note(WAITS)
         return {self.progress: waits + render_progress(run), self.records: render_records(run)}
 
-    async def _leave_run(self, session: str) -> BatchRun | None:
-        """Let the page show no run; one that no other page shows is stopped, and returned."""
+    async def _leave_run(self, session: str) -> bool:
+        """Let the page show no run; one that no other page shows is stopped. Returns whether one was."""
         await self.stops.end(session)
         run = self.shown.pop(session, None)
         if run is None or any(each.job.id == run.job.id for each in self.shown.values()):
-            return None
-        return run if await self._cancel(run) else None
+            return False
+        return await self._cancel(run)
 
     async def _cancel(self, run: BatchRun) -> bool:
         """End a run; returns False if it had ended."""
@@ -191,7 +200,6 @@ class BatchRunner:
             await cancel(self.context, run.owner, run.job.id)
         except ApiError:
             return False
-        await run.update(self.store)
         return True
 
     async def stop(self, request: gr.Request) -> None:

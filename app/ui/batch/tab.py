@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 from collections.abc import AsyncGenerator, Sequence
@@ -19,6 +20,7 @@ from app.extraction.export import FORMATS
 from app.extraction.sources import OFFICE_TYPES, TABLE_TYPES, Table, UnreadableSource
 from app.store import Connection, StoreError, jobs, objects
 from app.ui.batch.downloads import label
+from app.ui.batch.recent import list_runs, name_files
 from app.ui.batch.review import RowReview
 from app.ui.batch.run import BatchRun
 from app.ui.batch.runner import AS_IN_EXTRACT, UPDATE_INTERVAL_S, BatchRunner
@@ -97,20 +99,27 @@ class BatchTab(BatchRunner):
         inputs = [*choice, of_extract.problem, self.order, reader]
         attached = demo.load(self.attach, known, [*opened, self.schema], js=read_kept("readBatch"), **quiet)
         back = self.records.back(self.attach, known, [*opened, self.schema], js=read_kept("readBatch"), **quiet)
-        for event in (attached, back):
+        reopened = self.recent.pick(self.reopen, None, [*opened, self.schema], **quiet)
+        for event in (attached, back, reopened):
             event.then(self.show_choice, choice, self.records, **at_once)
-        self.trial.click(self.run_some, inputs, outputs, **quiet)
-        self.run_button.click(self.run_all, inputs, outputs, **quiet)
-        self.again.click(self.run_again, self.order, outputs, **quiet)
-        self.samples.click(self.run_samples, [self.order, reader], [*opened, self.schema], **quiet)
+        ran = [
+            self.trial.click(self.run_some, inputs, outputs, **quiet),
+            self.run_button.click(self.run_all, inputs, outputs, **quiet),
+            self.again.click(self.run_again, self.order, outputs, **quiet),
+            self.samples.click(self.run_samples, [self.order, reader], [*opened, self.schema], **quiet),
+        ]
         choices = [*choice, reader]
-        for event in (*begun, attached, back):
-            event.then(self.describe, choices, self.inputs, **at_once)
+        for event in (*begun, attached, back, reopened):
+            event.then(self.describe, choices, [self.inputs, self.schema], **at_once)
         changed = [self.column.change, self.schema.change, of_extract.code.change, reader.change]
-        gr.on(changed, self.describe, choices, self.inputs, trigger_mode="always_last", **at_once)
+        gr.on(changed, self.describe, choices, [self.inputs, self.schema], trigger_mode="always_last", **at_once)
         self.order.input(self.sort, self.order, self.records, **at_once)
         self.stop_button.click(self.stop, None, None, **at_once)
-        self.review.connect(self.records, [self.progress, self.records, *self.downloads, self.unwritten])
+        reviewed = self.review.connect(self.records, [self.progress, self.records, *self.downloads, self.unwritten])
+        demo.load(self.list_recent, None, self.recent, **at_once)
+        self.recent.list(self.list_recent, None, self.recent, **at_once)
+        for event in (*begun, reopened, *ran, *reviewed):
+            event.then(self.list_recent, None, self.recent, **at_once)
 
     def _build_inputs(self) -> None:
         # Its heading is there on small screens only, where batch.js folds it when files are open.
@@ -119,8 +128,13 @@ class BatchTab(BatchRunner):
                 label="CSV, Excel, JSONL, texts, PDFs, zip", file_count="multiple", file_types=FILE_TYPES, height=150,
                 elem_id="batch-files",
             )
-            # Without file_types, with which Gradio would refuse a whole folder for one unsupported file.
-            self.folder = gr.UploadButton("Open a folder", file_count="directory", size="sm")
+            with gr.Row():
+                # Without file_types, with which Gradio would refuse a whole folder for one unsupported file.
+                self.folder = gr.UploadButton("Open a folder", file_count="directory", size="sm", min_width=120)
+                self.recent = gr.HTML(
+                    {}, html_template='<select aria-label="Recent batches" hidden></select>', apply_default_css=False,
+                    elem_id="batch-recent", js_on_load=read_script("recent"),
+                )
             self.column = gr.Dropdown([], label="Column with the text", interactive=True)
             accept_unsent(self.column)
             self.schema = gr.Dropdown(
@@ -162,10 +176,11 @@ class BatchTab(BatchRunner):
     async def open_files(self, paths: Sequence[str] | None, schema: str, request: gr.Request) -> Update:
         """Open files as a table; a run over earlier files is stopped first, because the page no longer shows it."""
         session = str(request.session_hash)
-        if paths and list(paths) == self.tables.paths.get(session):
-            return gr.skip()  # the page shows what is open
+        known = self.tables.paths.get(session, [])
+        if paths is not None and list(paths) in (known, _list_uploads(known)):
+            return gr.skip()  # the page shows what is open; Clear sends None
         stopped = await self._leave_run(session)
-        note = render_note("The run before was stopped; what is done is kept.") if stopped else ""
+        note = render_note("The run before was stopped; what is done is kept under Recent.") if stopped else ""
         # Before reading the new table, because a visitor has one table at a time.
         self.tables.drop(session)
         try:
@@ -179,8 +194,7 @@ class BatchTab(BatchRunner):
         return {
             **self._show_table(table, column, batch_id), self.progress: note,
             self.review.panel: gr.update(visible=False),
-            **(await self._save(stopped) if stopped else {}),
-            self.again: gr.update(visible=False),
+            **self._hide_files(),
         }
 
     async def open_table(self, opened: Opened, reader: str, request: gr.Request) -> Update:
@@ -189,13 +203,27 @@ class BatchTab(BatchRunner):
         chosen = {self.schema: AS_IN_EXTRACT, self.reader.dropdown: await self.reader.show(reader)}
         return {**await self.open_files(paths, AS_IN_EXTRACT, request), **chosen, self.files: paths}
 
-    async def describe(self, column: str | None, schema: str, code: str, model: str, request: gr.Request) -> Any:
-        """Return the heading of the folded inputs: what is open, and how it will be read."""
-        paths = self.tables.paths.get(str(request.session_hash), [])
-        files = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
-        title = (parse_schema(code) or {}).get("title") if schema == AS_IN_EXTRACT else None
-        name = str(title or schema)[:MAX_TITLE_CHARS]
-        return gr.update(label=" · ".join([files, column or "no column", name, model]) if paths else INPUTS)
+    async def describe(self, column: str | None, schema: str, code: str, model: str, request: gr.Request) -> Update:
+        """Return the heading of the folded inputs: what is open, and how it will be read; and the schemas to choose."""
+        session = str(request.session_hash)
+        paths = self.tables.paths.get(session, [])
+        parts = [name_files(paths), column or "no column", self._name_schema(schema, code), model]
+        schemas = gr.update(choices=self._list_schemas(session, schema, code))
+        return {self.inputs: gr.update(label=" · ".join(parts) if paths else INPUTS), self.schema: schemas}
+
+    def _list_schemas(self, session: str, schema: str, code: str) -> list[tuple[str, str]]:
+        """Return the schemas to choose; the chosen one and that of the shown records are among them in any case."""
+        run, texts = self.shown.get(session), {AS_IN_EXTRACT: code, **self.examples.schemas}
+        known = [parse_schema(text) for text in texts.values()]
+        others = [schema] if parse_schema(schema) is not None else []
+        others += [json.dumps(run.schema)] if run is not None and run.schema not in known else []
+        named = [(f"{self._name_schema(text, code)}, as read before", text) for text in dict.fromkeys(others)]
+        return [*((name, name) for name in texts), *named]
+
+    def _name_schema(self, schema: str, code: str) -> str:
+        """Return what people call a choice of a schema: the name of an example, or the title of another schema."""
+        title = (parse_schema(self.find_schema(schema, code)) or {}).get("title")
+        return schema if schema in self.examples.schemas else str(title or "schema without a title")[:MAX_TITLE_CHARS]
 
     def _show_table(self, table: Table, column: str | None, batch_id: str) -> Update:
         return {
@@ -251,7 +279,7 @@ class BatchTab(BatchRunner):
 
     async def _is_schema_of(self, run: BatchRun, name: str, code: str) -> bool:
         try:
-            checked = await asyncio.to_thread(self.checker.check, self.examples.schemas.get(name, code))
+            checked = await asyncio.to_thread(self.checker.check, self.find_schema(name, code))
         except GrammarError:
             return False
         return checked.schema == run.schema
@@ -262,8 +290,30 @@ class BatchTab(BatchRunner):
         self.tables.drop(session)
         self.shown.pop(session, None)
 
-    async def attach(self, batch_id: str | None, request: gr.Request) -> AsyncGenerator[Update, None]:
-        """Show the files that this browser opened before the page was loaded, and the run that it began on them."""
+    async def list_recent(self, request: gr.Request) -> dict[str, Any]:
+        """Return the visitor's recent runs."""
+        return {"recent": await self.store.run(list_runs, find_owner(request))}
+
+    async def reopen(self, request: gr.Request, data: gr.EventData) -> AsyncGenerator[Update, None]:
+        """Show one of the visitor's recent runs in place of what the page shows; a run that goes on is not stopped."""
+        session, batch_id = str(request.session_hash), str(data._data["id"])
+        if await self.store.run(objects.get, find_owner(request), "job", batch_id) is None:
+            raise gr.Error("This batch is not kept any more.", print_exception=False)
+        await self.stops.end(session)
+        self.leave(session)
+        yield {self.review.panel: gr.update(visible=False)}
+        async with aclosing(self.attach(batch_id, request, is_as_read=True)) as updates:
+            async for update in updates:
+                yield update
+
+    async def attach(
+        self, batch_id: str | None, request: gr.Request, *, is_as_read: bool = False
+    ) -> AsyncGenerator[Update, None]:
+        """Show the files that this browser opened before the page was loaded, and the run that it began on them.
+
+        Args:
+            is_as_read: choose what the run was begun with, whatever was chosen since.
+        """
         session, owner = str(request.session_hash), find_owner(request)
         job = await self.store.run(objects.get, owner, "job", str(batch_id))
         found = job or await self.store.run(objects.get, owner, "opened", str(batch_id))
@@ -271,6 +321,10 @@ class BatchTab(BatchRunner):
             yield gr.skip()
             return
         opened = found.body.get("opened", {}) if job else found.body
+        if job and is_as_read:
+            schema, texts = job.body["request"]["schema"], self.examples.schemas
+            name = next((name for name, text in texts.items() if parse_schema(text) == schema), json.dumps(schema))
+            opened |= {"column": job.body.get("column", opened.get("column")), "schema": name}
         if opened.get("paths"):
             yield await self._open_again(session, str(batch_id), opened)
         if job is None:
@@ -286,14 +340,15 @@ class BatchTab(BatchRunner):
         if await asyncio.to_thread(lambda: all(map(os.path.isfile, paths))):
             with suppress(UnreadableSource):
                 table = await open_table(paths)
-        known = {self.schema: schema if schema in self.examples.schemas else AS_IN_EXTRACT}
+        known: Update = {self.schema: schema if schema in self.examples.schemas else AS_IN_EXTRACT}
+        if parse_schema(schema) is not None:
+            known = {self.schema: gr.update(choices=self._list_schemas(session, schema, ""), value=schema)}
         if not table.rows:
             choices = [column] if column else []
-            return {**known, self.column: gr.update(choices=choices, value=column), self.progress: render_note(GONE)}
+            shown = {self.column: gr.update(choices=choices, value=column), self.progress: render_note(GONE)}
+            return {**known, **shown, self.files: []}
         self.tables.put(session, table, paths)
-        root = Path(get_upload_folder())
-        files = [path for path in paths if Path(path).is_relative_to(root)]
-        return {**self._show_table(table, column, batch_id), **known, self.files: files or None}
+        return {**self._show_table(table, column, batch_id), **known, self.files: _list_uploads(paths)}
 
     async def run_samples(self, request: gr.Request, order: bool, model: str) -> AsyncGenerator[Update, None]:
         """Open the sample texts of the schema that has most of them, and run it."""
@@ -315,3 +370,9 @@ class BatchTab(BatchRunner):
         # A run that goes on keeps this order.
         run.asking_first = order
         return render_records(run)
+
+
+def _list_uploads(paths: Sequence[str]) -> list[str]:
+    """Return the files that the page lists as open: those that a visitor has sent, without the samples."""
+    root = Path(get_upload_folder())
+    return [path for path in paths if Path(path).is_relative_to(root)]

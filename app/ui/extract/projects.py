@@ -131,9 +131,8 @@ def list_recent(db: Connection, owner: str, samples: Collection[str]) -> list[di
     """
     found = [
         {
-            "id": each.id, "time": each.changed, "is_approved": is_approved(body),
+            "id": each.id, "time": each.changed, "state": _describe(body),
             "name": body.get("name") or shorten(body["text"]) or "No text",
-            "is_corrected": bool(body["record"]) and is_worked_on(body["record"]),
             "reader": (body["record"] or {}).get("model", ""),
         }
         for each in objects.find(db, owner, "project")
@@ -142,9 +141,11 @@ def list_recent(db: Connection, owner: str, samples: Collection[str]) -> list[di
     return found[:MAX_RECENT]
 
 
-def is_approved(body: Json) -> bool:
+def _describe(body: Json) -> str:
     record = body["record"]
-    return record is not None and record["approved"] and record["text"] == body["text"]
+    if record is not None and record["approved"] and record["text"] == body["text"]:
+        return "approved"
+    return "corrected" if record is not None and is_worked_on(record) else "not approved"
 
 
 def shorten(text: str) -> str:

@@ -48,6 +48,7 @@ const keep = () => { if (!span()?.dataset.name) globalThis.typedBefore = box.val
 if (is_new && box) box.oninput = keep;
 return [{ project, draft, is_new, reader: read("troupe-reader extract") }, ...inputs.slice(1)];
 }"""
+BEGIN_REOPENING = "() => { globalThis.typedBefore = null; globalThis.changes.begin(); }"
 KEEP_PROJECT = """watch("value", () => {
 if (typeof props.value !== "string") return;
 try { sessionStorage.setItem("troupe-project", props.value); } catch { /* forbidden */ }
@@ -170,6 +171,7 @@ class ExtractTab(ExtractSource):
         opening.then(None, js=SHOW_EVIDENCE, **at_once)
         demo.load(self.list_recent, None, self.recent, **at_once)
         self.recent.list(self.list_recent, None, self.recent, **at_once)
+        self.recent.pick(None, js=BEGIN_REOPENING, **at_once)
         self.recent.pick(self.reopen, None, [*proved, self.project, self.kept], **at_once).then(
             None, js=END_CHANGE, **at_once
         )

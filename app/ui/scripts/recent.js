@@ -1,17 +1,15 @@
-// The menu of the visitor's recent documents; `props.value` is the server's last list.
+// The menu of the visitor's recent documents, or batches; `props.value` is the server's last list.
 const menu = element.querySelector("select");
 const when = (seconds) => new Date(seconds * 1000).toLocaleString(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 const draw = () => {
   const found = props.value?.recent ?? [];
-  menu.replaceChildren(new Option("Recent …", ""), ...found.map(({ id, name, time, is_approved, is_corrected, reader }) =>
-    new Option([name, when(time), is_approved ? "approved" : is_corrected ? "corrected" : "not approved", reader].filter(Boolean).join(" · "), id)));
+  menu.replaceChildren(new Option("Recent …", ""), ...found.map(({ id, name, time, state, reader }) =>
+    new Option([name, when(time), state, reader].filter(Boolean).join(" · "), id)));
   menu.hidden = !found.length;
 };
 menu.onchange = () => {
   const id = menu.value;
   menu.value = "";
-  globalThis.typedBefore = null;
-  globalThis.changes.begin();
   trigger("pick", { id });
 };
 // Another tab may have added one.

@@ -91,6 +91,7 @@ def show(tab: BatchTab, update: Any) -> Any:
     parts = {
         "progress": tab.progress, "records": tab.records, "trial": tab.trial, "run": tab.run_button,
         "stop": tab.stop_button, "again": tab.again, "column": tab.column,
+        "schema": tab.schema,
         "reader": tab.reader.dropdown, "place": tab.review.place, "index": tab.review.index,
         "previous": tab.review.previous, "next": tab.review.next,
         "review": tab.review.panel, "fields": tab.review.desk.fields, "shown": tab.review.desk.shown,
@@ -296,11 +297,11 @@ async def test_a_table_of_the_extract_tab_is_opened_and_the_heading_names_what_i
     assert update[tab.reader.dropdown]["value"] == "large"
     last = (await collect(tab, tab.run_all(REQUEST, "note", "person", "", None, False, "fake")))[-1]
     assert Path(last.csv["value"]).name == "orders-records.csv" and b",false,1," in read(last.csv)
-    label = (await tab.describe("note", "person", "", "fake", REQUEST))["label"]
+    label = (await tab.describe("note", "person", "", "fake", REQUEST))[tab.inputs]["label"]
     assert label == "orders.csv · note · person · fake"
-    label = (await tab.describe(None, AS_IN_EXTRACT, '{"title": "Order"}', "fake", REQUEST))["label"]
+    label = (await tab.describe(None, AS_IN_EXTRACT, '{"title": "Order"}', "fake", REQUEST))[tab.inputs]["label"]
     assert label == "orders.csv · no column · Order · fake"
-    assert (await tab.describe(None, "person", "", "fake", LATER))["label"] == "Files, column and schema"
+    assert (await tab.describe(None, "person", "", "fake", LATER))[tab.inputs]["label"] == "Files, column and schema"
 
 
 def correct(tab: BatchTab, page: Any, **data: Any) -> Any:
@@ -461,8 +462,8 @@ async def test_opening_other_files_stops_the_run_first_and_it_draws_nothing_more
     num_updates = len(updates)
     assert all(request.is_aborted for request in engine.requests) and "was stopped" in opened.progress
     assert opened.run["interactive"] is False  # because the files have been deleted
-    assert opened.again["visible"] is False  # the page shows that run no more
-    assert opened.stop["visible"] is False and read(opened.jsonl).count(b"\n") == 1
+    hidden = (opened.again, opened.stop, opened.jsonl)  # the page shows that run no more
+    assert [part["visible"] for part in hidden] == [False] * 3
     await first
     assert len(updates) == num_updates
 
@@ -501,6 +502,54 @@ async def test_a_stopped_run_goes_on_with_the_rows_that_are_left(make_tab: MakeT
     last = (await collect(tab, tab.run_again(REQUEST, False)))[-1]
     assert "<b>4</b> of 4 rows" in last.progress and tab.shown["abc"].job.id == before
     assert last.again["value"] == "Run failed rows again"
+
+
+async def test_a_run_that_is_shown_no_more_is_found_under_recent_with_its_corrections(
+    make_tab: MakeTab, tmp_path: Path
+) -> None:
+    (path := tmp_path / "contacts.csv").write_text("id,note\n1,Ada is 36\n2,Bob\n")
+    tab, _ = make_tab(record='{"name": "Eve"}')
+    await tab.open_files([str(path)], AS_IN_EXTRACT, REQUEST)
+    mine = SCHEMA.replace("{", '{"title": "Mine", ', 1)
+    await collect(tab, tab.run_all(REQUEST, "note", AS_IN_EXTRACT, mine, None, False, "fake"))
+    page = show(tab, await tab.review.open_row(REQUEST, SimpleNamespace(_data={"row": 1})))  # type: ignore[arg-type]
+    edited = show(tab, await correct(tab, page, action="edit", edits={"/name": "Bob"}))
+    await correct(tab, SimpleNamespace(shown=edited.shown, index=1), action="approve")
+    cleared = show(tab, await tab.open_files(None, "person", REQUEST))
+    assert cleared.csv["visible"] is False and REQUEST.session_hash not in tab.shown
+    (found,) = (await tab.list_recent(REQUEST))["recent"]
+    assert (found["name"], found["reader"]) == ("contacts.csv", "fake")
+    assert found["state"] == "2 rows, 1 to check, 1 approved"
+    assert (await tab.list_recent(make_request("abc", owner="you")))["recent"] == []
+    event: Any = SimpleNamespace(_data={"id": found["id"]})
+    last = (await collect(tab, tab.reopen(REQUEST, event)))[-1]
+    assert ">Bob<" in last.records and "1 approved" in last.progress and b",Bob," in read(last.csv)
+    assert last.column["value"] == "note" and last.run["interactive"] is True
+    # It stands beside its own schema, whatever the Extract tab has now.
+    name = last.schema["value"]
+    assert ("Mine, as read before", name) in last.schema["choices"]
+    assert " inert>" not in await tab.show_choice("note", name, SCHEMA, REQUEST)
+    assert " inert>" in await tab.show_choice("note", AS_IN_EXTRACT, SCHEMA, REQUEST)
+    choices = (await tab.describe("note", "person", SCHEMA, "fake", REQUEST))[tab.schema]["choices"]
+    assert choices[-1] == ("Mine, as read before", name)  # to undo that
+    event._data["id"] = "other"
+    with pytest.raises(gr.Error, match="not kept any more"):
+        await anext(tab.reopen(REQUEST, event))
+
+
+async def test_a_run_that_goes_on_is_not_stopped_by_a_look_at_another_one(make_tab: MakeTab) -> None:
+    hold = asyncio.Event()
+    tab, engine = make_tab(hold=hold)
+    (first, _), other = await start_run(tab, engine), tab.shown["abc"].job
+    await tab.stop(REQUEST)
+    await first
+    second, _ = await start_run(tab, engine)
+    await collect(tab, tab.reopen(REQUEST, SimpleNamespace(_data={"id": other.id})))  # type: ignore[arg-type]
+    await second
+    assert tab.shown["abc"].job.id == other.id and not any(request.is_aborted for request in engine.requests[3:])
+    assert (await tab.list_recent(REQUEST))["recent"][0]["state"] == "4 rows, running"
+    # The files of sample texts are not among the files of the page, which the page reports as none.
+    assert await tab.open_files([], "person", REQUEST) == gr.skip() and "abc" in tab.shown
 
 
 async def test_a_second_run_of_a_page_ends_the_first(make_tab: MakeTab) -> None:

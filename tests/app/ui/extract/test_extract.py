@@ -218,7 +218,7 @@ async def test_an_approved_record_is_kept_and_a_later_run_is_compared_with_it() 
 
 
 async def list_kept(tab: ExtractTab) -> list[tuple[str, bool]]:
-    return [(each["reader"], each["is_corrected"]) for each in (await tab.list_recent(REQUEST))["recent"]]
+    return [(each["reader"], each["state"] != "not approved") for each in (await tab.list_recent(REQUEST))["recent"]]
 
 
 async def test_another_models_record_is_kept_and_compared_and_its_value_can_be_taken() -> None:

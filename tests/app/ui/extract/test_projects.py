@@ -20,7 +20,7 @@ async def put(store: Store, owner: str, body: Json, project: str = "") -> str:
 
 async def list_names(store: Store, owner: str) -> list[tuple[str, bool]]:
     found = await store.run(list_recent, owner, [SAMPLE])
-    return [(each["name"], each["is_approved"]) for each in found]
+    return [(each["name"], each["state"] == "approved") for each in found]
 
 
 async def test_the_list_has_the_latest_ten_of_its_owner() -> None:
