@@ -13,6 +13,7 @@ import gradio as gr
 from app.api.errors import ApiError
 from app.api.model_pool import ModelPool
 from app.ui.choices import accept_unsent
+from app.ui.examples import is_demo_model
 from app.ui.explain import Explanation
 from engine import Engine, InvalidRequest, LoRARequest
 
@@ -72,6 +73,17 @@ class ModelChoice:
             return self.pool.first.engine
         context = self.pool.loaded.get(name) if self.pool is not None else None
         return None if context is None else context.engine
+
+    async def find_larger(self, name: str) -> str | None:
+        """Return the model that reads better than the demo model: the server's own, or the largest that is here."""
+        engine = self.find(name)
+        if self.pool is None or engine is None or not is_demo_model(engine):
+            return None
+        if not is_demo_model(self.pool.first.engine):
+            return self.pool.first.engine.model_name
+        names, entries = await self.list_here(), await self.pool.list_choices()
+        usable = [each for each in names if each != name and each in entries and not entries[each].problem]
+        return max(usable, key=lambda each: entries[each].num_bytes, default=None)
 
     async def load(self, name: str) -> AsyncGenerator[int, None]:
         """Load a model if it is not loaded; yields the seconds that this has taken so far.

@@ -41,6 +41,7 @@ from app.ui.pacing import pace
 from app.ui.stops import Stops
 from engine import Engine, LoRARequest
 
+MIN_DOUBTFUL, SHARE_DOUBTFUL = 4, 1 / 3  # values of a record that a larger model should read again
 NO_TEXT = Explanation("There is no text yet.", "", "Paste a text, open a file or pick an example.")
 
 
@@ -54,6 +55,7 @@ class ExtractRun:
     figures: gr.HTML
     page: gr.HTML
     calibration: gr.HTML
+    read_again: gr.Button
 
     def __init__(self, engine: Engine, store: Store, interval_s: float, pool: ModelPool | None = None) -> None:
         self.engine = engine
@@ -102,7 +104,8 @@ class ExtractRun:
             owner = find_owner(request)
             trust = await self.store.run(read_trust, owner, checked.schema, model)
             busy = {self.run_button: gr.update(interactive=False), self.stop_button: gr.update(visible=True)}
-            beside = {self.figures: "", self.calibration: render_calibration(self.models.find(model))}
+            beside: Update = {self.figures: "", self.calibration: render_calibration(self.models.find(model))}
+            beside[self.read_again] = gr.update(visible=False)
             yield {**self.desk.clear(render_badge("busy", "reading")), **beside, **busy}
 
             def make_extractor(engine: Engine, adapter: LoRARequest | None) -> Extractor:
@@ -118,7 +121,8 @@ class ExtractRun:
                     async for part in parts:
                         if isinstance(part, Shown):
                             shown = await self._recall(part, owner)
-                            yield self.show(shown) | {self.desk.trust: render_trust(trust)} | self._idle()
+                            beside = {self.desk.trust: render_trust(trust), self.read_again: await self._offer(shown)}
+                            yield self.show(shown) | beside | self._idle()
                             if (page := await find_first_page(shown)) is not None:
                                 yield {self.page: page}
                             return
@@ -189,6 +193,18 @@ class ExtractRun:
         """End the running extraction."""
         self.stops.ask(str(request.session_hash))
 
+    async def _offer(self, shown: Shown) -> Any:
+        """Offer to read again with a larger model that is here, where many values are doubtful."""
+        is_doubtful = len(shown.to_check) >= max(MIN_DOUBTFUL, SHARE_DOUBTFUL * len(shown.result.leaves))
+        name = await self.models.find_larger(shown.model) if is_doubtful else None
+        words = f"Many values are doubtful: read again with {name}, a larger model ›"
+        return gr.update(visible=name is not None, value=words)
+
+    async def choose_larger(self, shown: Shown | None) -> Any:
+        """Choose the model that `_offer` names."""
+        name = await self.models.find_larger(shown.model) if shown is not None else None
+        return gr.skip() if name is None else await self.reader.show(name)
+
     async def locate(self, shown: Shown | None, pointer: str) -> Any:
         """Show the page of the PDF where a value is."""
         page = await find_page(shown, pointer)
@@ -208,7 +224,8 @@ class ExtractRun:
 
     def clear(self, badge: str = "") -> Update:
         """Return no record and no figures, as for another text."""
-        return {**self.desk.clear(badge), self.figures: "", self.desk.trust: ""}
+        hidden = gr.update(visible=False)
+        return {**self.desk.clear(badge), self.figures: "", self.desk.trust: "", self.read_again: hidden}
 
     def _progress(self, part: int | PartialExtraction | PartsDone | None, model: str) -> Update:
         """Return the record as far as it has been generated, or the seconds that the model has been loading."""

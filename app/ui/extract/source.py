@@ -138,6 +138,7 @@ class ExtractSource(ExtractRun):
             drawn |= self.desk.draw(shown) | {self.desk.trust: render_trust(trust)}
             drawn[self.reader.dropdown] = await self.reader.show(shown.model)
             drawn[self.calibration] = render_calibration(reader)
+            drawn[self.read_again] = await self._offer(shown)
             drawn[self.source_tabs] = gr.update(selected=choose_tab(shown))
             drawn |= {self.page: page} if (page := await find_first_page(shown)) is not None else {}
         return drawn | {self.project: found.id}

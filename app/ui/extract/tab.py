@@ -78,6 +78,7 @@ class ExtractTab(ExtractSource):
                 self.panel.build(demo)
                 settings, add, add_approved = self._build_settings()
             with gr.Column(scale=1, min_width=300, elem_classes="record-side"):
+                self.read_again = gr.Button("", size="sm", visible=False, elem_id="read-again")
                 self.desk.build_record()
                 with gr.Row(elem_classes="bar", elem_id="save-record"):
                     saves = [gr.Button(name, size="sm", scale=0, min_width=90) for name in FILE_FORMATS.values()]
@@ -162,7 +163,7 @@ class ExtractTab(ExtractSource):
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         at_once = {"queue": False, **quiet}
         ran = [*desk.parts, self.figures, desk.trust, self.source_tabs, self.run_button, self.stop_button, self.page]
-        ran += [self.reader.dropdown, self.calibration]
+        ran += [self.reader.dropdown, self.calibration, self.read_again]
         file = [self.name, self.text, self.image, self.image_tab, self.page_tab, self.opened, self.sample]
         file.append(self.to_batch)
         inputs = [self.text, panel.code, panel.problem, *settings, self.opened, self.reader.dropdown]
@@ -180,6 +181,8 @@ class ExtractTab(ExtractSource):
         for change in panel.changes:  # what a run said of the schema before holds no longer
             change.then(desk.judge, desk.shown, desk.badge, **at_once)
         changes = [*panel.changes, self.run_button.click(self.run, inputs, ran, **quiet)]
+        larger = self.read_again.click(self.choose_larger, desk.shown, self.reader.dropdown, **at_once)
+        changes.append(larger.then(self.run, inputs, ran, **quiet))
         self.stop_button.click(self.stop, None, None, **at_once)
         # One after the other, so that each action builds on the one before.
         changes += [desk.fields.act(

@@ -406,6 +406,24 @@ async def test_the_chosen_model_reads_and_stands_for_its_record() -> None:
     assert (opened[tab.desk.shown].model, opened[tab.reader.dropdown]["value"]) == ("large", "fake")
 
 
+async def test_where_many_values_are_doubtful_the_largest_model_that_is_here_is_offered(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.ui.model_choice.is_demo_model", lambda engine: engine.model_name == "fake")
+    pool = make_pool()
+    tab, _ = make_tab(pool=pool)
+    pool.keep("extract", CatalogueEntry("larger", "/models/larger", "folder", num_bytes=9))
+    shown = (await run(tab, "nobody"))[-1].shown
+    assert len(shown.to_check) == 2 and not (await tab._offer(shown))["visible"]  # two may be corrected by hand
+    many = make_again({}, "nobody", shown.result, {"names": ["Ada", "Bob", "Cy", "Di"]})
+    flags = {leaf.pointer: ("unsure",) for leaf in many.leaves}
+    doubtful = Shown(dataclasses.replace(many, flags=flags), "nobody", {}, "fake")
+    offered = await tab._offer(doubtful)
+    assert offered["visible"] and "read again with larger" in offered["value"]
+    assert (await tab.choose_larger(doubtful))["value"] == "larger"
+    assert not (await tab._offer(dataclasses.replace(doubtful, model="large")))["visible"]
+
+
 async def test_a_model_that_is_not_here_any_more_is_named_and_the_others_are_offered(
     monkeypatch: pytest.MonkeyPatch
 ) -> None:
