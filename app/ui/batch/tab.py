@@ -138,7 +138,8 @@ class BatchTab(BatchRunner):
             self.column = gr.Dropdown([], label="Column with the text", interactive=True)
             accept_unsent(self.column)
             self.schema = gr.Dropdown(
-                [AS_IN_EXTRACT, *self.examples.schemas], value=AS_IN_EXTRACT, label="Schema of a record"
+                [("as in Extract", AS_IN_EXTRACT), *self.examples.schemas], value=AS_IN_EXTRACT,
+                label="Schema of a record",
             )
             self.reader.build()
         with gr.Row():
@@ -218,12 +219,13 @@ class BatchTab(BatchRunner):
         others = [schema] if parse_schema(schema) is not None else []
         others += [json.dumps(run.schema)] if run is not None and run.schema not in known else []
         named = [(f"{self._name_schema(text, code)}, as read before", text) for text in dict.fromkeys(others)]
-        return [*((name, name) for name in texts), *named]
+        as_there = f"as in Extract ({self._name_schema(AS_IN_EXTRACT, code)})"
+        return [(as_there, AS_IN_EXTRACT), *((name, name) for name in self.examples.schemas), *named]
 
     def _name_schema(self, schema: str, code: str) -> str:
         """Return what people call a choice of a schema: the name of an example, or the title of another schema."""
         title = (parse_schema(self.find_schema(schema, code)) or {}).get("title")
-        return schema if schema in self.examples.schemas else str(title or "schema without a title")[:MAX_TITLE_CHARS]
+        return schema if schema in self.examples.schemas else str(title or "no title")[:MAX_TITLE_CHARS]
 
     def _show_table(self, table: Table, column: str | None, batch_id: str) -> Update:
         return {

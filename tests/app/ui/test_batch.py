@@ -532,6 +532,7 @@ async def test_a_run_that_is_shown_no_more_is_found_under_recent_with_its_correc
     assert " inert>" in await tab.show_choice("note", AS_IN_EXTRACT, SCHEMA, REQUEST)
     choices = (await tab.describe("note", "person", SCHEMA, "fake", REQUEST))[tab.schema]["choices"]
     assert choices[-1] == ("Mine, as read before", name)  # to undo that
+    assert choices[:2] == [("as in Extract (no title)", AS_IN_EXTRACT), ("person", "person")]
     event._data["id"] = "other"
     with pytest.raises(gr.Error, match="not kept any more"):
         await anext(tab.reopen(REQUEST, event))
