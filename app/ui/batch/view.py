@@ -23,8 +23,14 @@ STALE_NOTE = (
 )
 EMPTY_BATCH = (
     '<div class="empty"><p><b>Many texts, one schema.</b></p>'
-    "<p>Open a CSV, Excel or JSONL file, or several texts and PDFs, zipped or not. Every row becomes a record; "
-    "the instructions they share are computed once.</p></div>"
+    "<p>Open a CSV, Excel or JSONL file, or several texts and PDFs, zipped or not. Every row becomes a record:</p>"
+    '<div class="batch-table"><table><thead><tr><th scope="col">text of a row</th><th scope="col">vendor</th>'
+    '<th scope="col">date</th><th scope="col">total</th></tr></thead><tbody>'
+    "<tr><td>INV-7 of 2026-03-02, Northwind Paper, 79.50 EUR</td><td>Northwind Paper</td><td>2026-03-02</td>"
+    "<td>79.5</td></tr><tr><td>Blue Harbour Foods, 3 March: 412.00 EUR</td><td>Blue Harbour Foods</td>"
+    '<td class="flagged" title="date: the year is not in the text">2026-03-03</td><td>412.0</td></tr></tbody></table>'
+    "</div><p>A marked value asks you to check it: this year is not in the text. Click a row to correct it beside its "
+    "text,<br>approve what is right, and download all of it as CSV, Excel, JSONL or Parquet.</p></div>"
 )
 
 

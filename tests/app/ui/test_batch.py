@@ -575,7 +575,8 @@ async def test_what_there_is_not_to_show_is_said(make_tab: MakeTab) -> None:
     assert "b is broken" in render_preview(make_table(ROWS), "text", "")
     tab, _ = make_tab()
     opened = show(tab, await tab.open_files(None, AS_IN_EXTRACT, REQUEST))
-    assert "Many texts, one schema" in opened.records and opened.run["interactive"] is False
+    assert "Many texts, one schema" in opened.records and 'class="flagged"' in opened.records
+    assert opened.run["interactive"] is False
     assert "Many texts" in render_records(make_run())
     record = {"source": "a", "record": {"2023": 1}, "valid": True, "confidence": {"/2023": 0.5}, "flags": {}}
     assert 'title="2023"' in render_records(make_run(records={0: record}))
