@@ -41,6 +41,7 @@ from app.ui.extract.pages import Opened
 from app.ui.extract.schema_panel import MAX_TITLE_CHARS, SchemaPanel, parse_schema
 from app.ui.owner import find_owner
 from app.ui.scripts import read_kept, read_script
+from app.ui.stops import Flag
 from grammar import GrammarError
 
 FILE_TYPES = [*TABLE_TYPES, ".txt", ".md", ".log", ".xml", ".json", ".pdf", ".zip", *OFFICE_TYPES]
@@ -328,20 +329,26 @@ class BatchTab(BatchRunner):
             name = next((name for name, text in texts.items() if parse_schema(text) == schema), json.dumps(schema))
             opened |= {"column": job.body.get("column", opened.get("column")), "schema": name}
         if opened.get("paths"):
-            yield await self._open_again(session, str(batch_id), opened)
+            with self.stops.running(session) as flag:
+                drawn = await self._open_again(session, str(batch_id), opened, flag)
+            if flag.asked:
+                return  # a person has opened something else meanwhile
+            yield drawn
         if job is None:
             return
         async with aclosing(self._show(session, self._make_run(owner, job))) as updates:
             async for update in updates:
                 yield update
 
-    async def _open_again(self, session: str, batch_id: str, opened: dict[str, Any]) -> Update:
+    async def _open_again(self, session: str, batch_id: str, opened: dict[str, Any], flag: Flag) -> Update:
         """Open the files of an earlier page with what was chosen for them."""
         paths, column, schema = opened["paths"], opened["column"], opened["schema"]
         table = NO_TABLE
         if await asyncio.to_thread(lambda: all(map(os.path.isfile, paths))):
             with suppress(UnreadableSource):
                 table = await open_table(paths)
+        if flag.asked:
+            return gr.skip()
         known: Update = {self.schema: schema if schema in self.examples.schemas else AS_IN_EXTRACT}
         if parse_schema(schema) is not None:
             known = {self.schema: gr.update(choices=self._list_schemas(session, schema, ""), value=schema)}

@@ -179,6 +179,33 @@ async def test_a_page_loaded_later_opens_the_files_with_what_was_chosen(make_tab
     assert gone[tab.column]["value"] == "id" and "open them again" in gone[tab.progress]
 
 
+async def test_files_opened_while_earlier_ones_are_read_again_stay(
+    make_tab: MakeTab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first := tmp_path / "a.csv").write_text("id,body\n1,Ada\n")
+    (second := tmp_path / "b.txt").write_text("Bob")
+    tab, _ = make_tab()
+    opened = show(tab, await tab.open_files([str(first)], AS_IN_EXTRACT, REQUEST))
+    batch_id = re.search('data-run="([^"]+)"', opened.records)
+    assert batch_id is not None
+    release, reads = threading.Event(), threading.Event()
+
+    def read_slowly(path: Path, limits: TableLimits) -> Any:
+        if path == first:
+            reads.set()
+            release.wait()
+        return read_file(path, limits)
+
+    monkeypatch.setattr(tables, "read_file", read_slowly)
+    attaching = asyncio.create_task(collect(tab, tab.attach(batch_id[1], LATER)))
+    await wait_until(reads.is_set)
+    opening = asyncio.create_task(tab.open_files([str(second)], AS_IN_EXTRACT, LATER))
+    await asyncio.sleep(0)
+    release.set()
+    assert await attaching == [] and (await opening)[tab.column]["value"] == "text"
+    assert [row.name for row in tab.tables.get(LATER.session_hash).rows] == ["b.txt"]
+
+
 async def test_a_folder_opens_the_files_that_could_be_opened_one_by_one(make_tab: MakeTab, tmp_path: Path) -> None:
     """macOS puts .DS_Store into every folder; Gradio's own check would refuse the folder for it."""
     paths = [tmp_path / name for name in ("a.txt", "B.TXT", "photo.png", ".DS_Store")]
