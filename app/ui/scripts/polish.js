@@ -132,6 +132,11 @@ document.addEventListener("keydown", (event) => {
 // The address names the open tab, and the open chat, so that a link leads there.
 const tabOf = (name) => document.querySelector(`#tabs > .tab-wrapper [aria-controls="${name}-tab"]`);
 let wanted = location.hash.slice(1);
+// A reload shows the chat that this tab has chosen, which the address may not name yet.
+try {
+  const isReload = performance.getEntriesByType("navigation")[0]?.type === "reload";
+  if (isReload && sessionStorage.getItem("troupe-chats") !== null) [wanted] = wanted.split("/");
+} catch { /* forbidden */ }
 const openLink = () => {
   const [name, chat] = wanted.split("/"), tab = name && tabOf(name);
   if (tab && tab.getAttribute("aria-selected") !== "true") { tab.click(); return; }
