@@ -90,10 +90,11 @@ def render_field(field: str, rows: Mapping[int, Mapping[str, Any]], cuts: Mappin
                 f'<tr data-row="{index}" tabindex="-1">{head}<td class="flagged"><bdi>{value}</bdi></td>'
                 f"<td>{cut}</td><td>{why}</td></tr>"
             )
-    count = f"{len(rows):,} row{'s' if len(rows) != 1 else ''}"
+    count, pointer = f"{len(rows):,} row{'s' if len(rows) != 1 else ''}", html.escape(field, quote=True)
     return (
         f'<p class="ask-line"><b>{name}</b> asks in {count}. '
-        f'<button type="button" class="main" data-act="confirm">Approve {name} in all {count} shown</button> '
+        f'<button type="button" class="main" data-act="confirm" data-of="{pointer}">'
+        f"Approve {name} in all {count} shown</button> "
         '<button type="button" data-field="">Show all rows</button></p>'
         '<div class="batch-table" tabindex="0"><table><thead><tr><th scope="col">#</th><th scope="col">source</th>'
         f'<th scope="col">{name}</th><th scope="col">in the text</th><th scope="col">why it asks</th></tr></thead>'

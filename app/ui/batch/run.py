@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class BatchRun:
     focus: str = ""  # the field of which the page shows the values side by side; "": it shows whole records
     cuts: dict[int, dict[str, str]] = field(default_factory=dict)  # their places in the texts as HTML, by row
     confirmed: dict[int, list[str]] = field(default_factory=dict)  # values approved together last, by row, to undo that
+    at: int | None = None  # the row that a person has opened last
+    open: Shown | None = None  # that row, as the page shows it
     is_stale: bool = False  # another column or schema is chosen now
     counts: dict[str, int] = field(default_factory=dict)  # rows by state
     records: dict[int, Record] = field(default_factory=dict)
@@ -63,6 +65,12 @@ class BatchRun:
             self._asked[index] = len(record.get("flags", ()))
         return bool(found) or before != (job.body, counts)
 
+    async def look_at(self, store: Store, index: int) -> Shown | None:
+        """Return a row as `open_row` does, and remember that it was opened last if it has a record."""
+        if has_record(self.records.get(index, {"record": None})):
+            self.at = index
+        return await self.open_row(store, index)
+
     async def open_row(self, store: Store, index: int) -> Shown | None:
         """Return a row for review: its record with its text, as it was left; None if it has no record."""
         row = await store.run(jobs.read_row, self.job.number, index)
@@ -73,7 +81,7 @@ class BatchRun:
         source = load_source(row[0])
         notes = [note for note in record.get("notes", ()) if note not in source.notes]
         kept = record | {"model": self.model, "notes": notes, "sure_from": self.sure_from}
-        return restore(kept, source.text, self.schema)
+        return replace(restore(kept, source.text, self.schema), reading=f"{self.job.id}/{index}")
 
     async def keep(self, store: Store, index: int, shown: Shown) -> None:
         """Put a row back as it was reviewed; the downloads have it."""
@@ -152,19 +160,19 @@ class BatchRun:
         for index in self.list_rows()[:NUM_SHOWN]:
             self._cut(index, (await self._read_source(store, index)).text)
 
-    async def confirm_field(self, store: Store) -> None:
-        """Mark the values of the field that the page shows as checked by a person, and show whole records again."""
-        self.confirmed = {}
-        for index in self.list_rows()[:NUM_SHOWN]:
-            pointers = list_asking(self.records[index], self.focus)
-            if shown := await self.open_row(store, index):
+    async def confirm_field(self, store: Store, name: str, rows: Iterable[int]) -> None:
+        """Mark the values of a field in these rows as checked by a person, and show whole records again."""
+        self.confirmed, self.at, self.open = {}, None, None
+        for index in filter(self.records.__contains__, dict.fromkeys(rows)):
+            pointers = list_asking(self.records[index], name)
+            if pointers and (shown := await self.open_row(store, index)):
                 await self.keep(store, index, replace(shown, checked=shown.checked.union(pointers)))
                 self.confirmed[index] = pointers
         await self.show_field(store, self.focus if self.list_rows() else "")
 
     async def undo_confirm(self, store: Store) -> None:
         """Let the values that were approved together last ask for a check again."""
-        confirmed, self.confirmed = self.confirmed, {}
+        confirmed, self.confirmed, self.at, self.open = self.confirmed, {}, None, None
         for index, pointers in confirmed.items():
             if shown := await self.open_row(store, index):
                 await self.keep(store, index, replace(shown, checked=shown.checked.difference(pointers)))
@@ -184,7 +192,7 @@ class BatchRun:
         """Return the indices of the rows that a person can open, in the order of the page."""
         return [index for index in self.list_rows() if has_record(self.records[index])]
 
-    def find_next(self, index: int, step: int = 1) -> int | None:
+    def find_next(self, index: int | None, step: int = 1) -> int | None:
         """Return the row with a record that follows or precedes another on the page."""
         rows = self.list_reviewed()
         place = rows.index(index) + step if index in rows else 0

@@ -23,6 +23,7 @@ from app.extraction.schema_check import SchemaChecker
 from app.extraction.sources import TEXT_COLUMN, Row, dump_source
 from app.store import Item, StoreError, jobs
 from app.ui.batch.downloads import write_files
+from app.ui.batch.review import RowReview
 from app.ui.batch.run import BatchRun
 from app.ui.batch.tables import OpenTables
 from app.ui.batch.view import NUM_PREVIEWED, render_note, render_progress, render_records
@@ -55,6 +56,7 @@ class BatchRunner:
     again: gr.Button
     samples: gr.Button
     downloads: list[gr.DownloadButton]
+    review: RowReview
     unwritten: gr.HTML  # why some downloads have no file
 
     def __init__(
@@ -137,7 +139,8 @@ class BatchRunner:
         except StoreError as error:
             yield {self.progress: Explanation("The batch was not begun.", f"{error}.", "").as_html()}
             return
-        async with aclosing(self._show(session, self._make_run(owner, job, order))) as updates:
+        close = {self.review.panel: gr.update(visible=False)}  # its row is one of the run before
+        async with aclosing(self._show(session, self._make_run(owner, job, order), close)) as updates:
             async for update in updates:
                 yield update
 
@@ -154,13 +157,18 @@ class BatchRunner:
         sure_from = None if engine is None else Extractor(engine).sure_from
         return BatchRun(owner, job, sure_from, asking_first)
 
-    async def _show(self, session: str, run: BatchRun) -> AsyncGenerator[Update, None]:
-        """Update the page while the run goes on, and at its end; closing the generator leaves the run alone."""
+    async def _show(self, session: str, run: BatchRun, first: Update | None = None) -> AsyncGenerator[Update, None]:
+        """Update the page while the run goes on, and at its end; closing the generator leaves the run alone.
+
+        Args:
+            first: what the first update changes, too.
+        """
         self.shown[session] = run
         with self.stops.running(session) as flag:
             await run.update(self.store)
             is_over = not run.is_running
-            yield self._draw(run) | self._buttons(True) | self._hide_files() | {self.samples: gr.update(visible=False)}
+            hidden = {self.samples: gr.update(visible=False)}
+            yield self._draw(run) | self._buttons(True) | self._hide_files() | hidden | (first or {})
             while not is_over:
                 await asyncio.sleep(self.interval_s)
                 is_changed, is_over = await run.update(self.store), not run.is_running

@@ -83,9 +83,9 @@ class BatchTab(BatchRunner):
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         at_once = {"queue": False, **quiet}
         buttons = [self.trial, self.run_button, self.stop_button, *self.downloads, self.again, self.samples]
-        outputs = [self.progress, self.unwritten, self.records, *buttons, self.reader.dropdown]
+        outputs = [self.progress, self.unwritten, self.records, *buttons, self.reader.dropdown, self.review.panel]
         choice = [self.column, self.schema, of_extract.code]
-        opened = [self.files, self.column, *outputs, self.review.panel]
+        opened = [self.files, self.column, *outputs]
         begun = [
             self.files.change(self.open_files, [self.files, self.schema], opened, **at_once),
             self.folder.upload(self.open_folder, [self.folder, self.schema], opened, **at_once),

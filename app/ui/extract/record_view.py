@@ -76,6 +76,7 @@ def render_fields(shown: Shown) -> str:
     gone = f"<table><tbody>{''.join(rows)}</tbody></table>" if rows else ""
     source = html.escape(shown.result.source, quote=True)
     made_of = f'data-text="{digest(shown.text)}" data-schema="{digest(shown.schema)}" data-source="{source}"'
+    made_of += f' data-reading="{html.escape(shown.reading, quote=True)}"'
     return f'<div class="record" {made_of}>{_render_review(shown)}{view.render()}{gone}</div>'
 
 

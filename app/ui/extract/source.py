@@ -75,6 +75,8 @@ class ExtractSource(ExtractRun):
         """Apply what a person did to the record, as it is kept; all that follows from its values follows at once."""
         if shown is None:
             return gr.skip()
+        if data._data.get("of") != shown.reading:
+            raise gr.Error("Another record took the place of this one before the correction arrived.")
         body = self._make_body(shown.text, dump(shown.schema), shown.opened)
 
         def change(db: Connection, owner: str) -> tuple[str, Shown, Trust | None]:

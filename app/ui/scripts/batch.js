@@ -13,7 +13,9 @@ element.addEventListener("click", (event) => {
   const picked = event.target.closest?.("[data-field]");
   const acted = event.target.closest?.("[data-act]");
   if (picked) trigger("pick", { field: picked.dataset.field });
-  if (acted) { acted.disabled = true; trigger(acted.dataset.act === "undo" ? "undo" : "confirm"); }
+  if (acted) acted.disabled = true;
+  if (acted?.dataset.act === "undo") trigger("undo");
+  else if (acted) trigger("confirm", { field: acted.dataset.of, rows: [...element.querySelectorAll("[data-row]")].map((row) => Number(row.dataset.row)) });
   isPicked ||= Boolean(picked || acted);
   const isReading = getSelection()?.toString() && !event.target.closest?.("button"); // a text of the row is selected
   if (!isReading) openRow(event.target.closest?.("[data-row]"));

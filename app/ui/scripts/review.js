@@ -20,8 +20,9 @@ const follow = (event) => {
 };
 
 const isEdited = (input) => input.value !== input.defaultValue;
+const reading = () => element.querySelector(".record[data-text]")?.dataset.reading ?? "";
 const act = (action, pointer) => trigger("act", {
-  action, pointer, seen: all(".seen .value").map((input) => input.dataset.pointer),
+  action, pointer, of: reading(), seen: all(".seen .value").map((input) => input.dataset.pointer),
   edits: Object.fromEntries(all(".value").filter(isEdited).map((input) => [input.dataset.pointer, input.value])),
 });
 const goTo = (cell) => {
@@ -232,7 +233,7 @@ const giveEdits = () => {
   try { kept = JSON.parse(sessionStorage.getItem(EDITS) || "null"); } catch { /* forbidden */ }
   if (kept?.of !== madeOf()) return;
   try { sessionStorage.removeItem(EDITS); } catch { /* forbidden */ }
-  trigger("act", { action: "edit", pointer: "", seen: [], edits: kept.edits });
+  trigger("act", { action: "edit", pointer: "", of: reading(), seen: [], edits: kept.edits });
 };
 if (area?.id === "extract") window.addEventListener("pagehide", keepEdits, { signal: area.links.signal });
 watch("value", () => { settle(); mend(); restore(); compare(); explainAgain(); if (area?.id === "extract") giveEdits(); });

@@ -105,7 +105,8 @@ async def collect(updates: AsyncGenerator[Any, None]) -> list[Any]:
 
 async def act(tab: ExtractTab, shown: Any, action: str = "edit", pointer: str = "-", **edits: str) -> Any:
     """What the page shows after a person did this."""
-    data = {"action": action, "pointer": pointer, "edits": {f"/{name}": text for name, text in edits.items()}}
+    typed, of = {f"/{name}": text for name, text in edits.items()}, getattr(shown, "reading", "")
+    data = {"action": action, "pointer": pointer, "of": of, "edits": typed}
     return read(tab, await tab.act(shown, "", SimpleNamespace(_data=data), REQUEST))  # type: ignore[arg-type]
 
 
@@ -308,6 +309,9 @@ async def test_a_correction_that_breaks_the_schema_shows_at_once_and_is_not_appr
 async def test_before_any_run_there_is_nothing_to_do() -> None:
     tab, _ = make_tab()
     assert (await act(tab, None, "approve")).badge == gr.skip()
+    event: Any = SimpleNamespace(_data={"of": "another record", "edits": {"/name": "Bob"}})
+    with pytest.raises(gr.Error, match="Another record took the place"):
+        await tab.act((await run(tab))[-1].shown, "", event, REQUEST)
 
 
 async def test_a_record_is_saved_as_it_was_corrected() -> None:
