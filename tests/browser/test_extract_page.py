@@ -404,7 +404,7 @@ def test_a_sample_brings_its_text_and_schema_and_only_values_of_a_text_are_copie
     examples.click()
     site.page.get_by_role("option").first.wait_for()
     examples.press("Escape")
-    site.page.get_by_role("option").first.wait_for(state="detached")
+    site.page.locator("li[role=option]").first.wait_for(state="detached")
     examples.click()  # it has the focus still
     site.page.get_by_role("option").filter(has_text="Examples").first.click()
     site.page.wait_for_timeout(500)
