@@ -16,6 +16,7 @@ Date: 2026-03-14
 Total: 279.00 EUR
 """
 
+HAS_FONTS = "[...document.fonts].some(({ family, status }) => /Plex Sans/.test(family) && status === 'loaded')"
 TYPE_AT_ONCE = """sessionStorage.clear();
 new MutationObserver((_, seen) => {
   const box = document.querySelector("#source textarea");
@@ -113,6 +114,7 @@ def test_on_a_phone_the_first_screen_has_values_and_three_clicks_lead_to_ones_ow
     site = workbench
     number, email = (site.page.get_by_role("textbox", name=name, exact=True) for name in ("invoice_number", "email"))
     number.wait_for()
+    site.wait_for(lambda: bool(site.page.evaluate(HAS_FONTS)))  # they come late on a slow machine, and are narrower
     site.wait_for(lambda: number.input_value() == "7731" and is_on_first_screen(site, number))
     site.page.get_by_role("tab", name="Evidence", selected=True).wait_for()
     site.go_to("Text")
@@ -123,7 +125,7 @@ def test_on_a_phone_the_first_screen_has_values_and_three_clicks_lead_to_ones_ow
     site.wait_for(lambda: email.input_value() == "ada@example.com")
     site.page.get_by_text("The text or the schema has changed").wait_for(state="hidden")
     parts = (site.page.get_by_role("button", name="Approve"), site.page.locator("#extract .value").first)
-    site.wait_for(lambda: all(is_on_first_screen(site, each) for each in parts))  # in the page's fonts, which come late
+    site.wait_for(lambda: all(is_on_first_screen(site, each) for each in parts))
     assert site.find_overflow() == []
 
 
@@ -220,6 +222,7 @@ def test_the_focus_stays_with_extract_a_blank_schema_is_undone_and_a_dropped_fil
 
 
 def test_the_address_of_extract_typed_into_an_open_chat_begins_with_the_example(site: Site) -> None:
+    site.page.get_by_role("textbox", name="Message").wait_for()  # named by the script that listens
     site.page.goto(f"{site.base_url}/#extract")
     site.page.locator("#extract .record .value").first.wait_for()
     site.complaints.clear()  # Gradio's about the streams of the page that was left
