@@ -70,7 +70,7 @@ def test_a_wide_screen_is_filled_and_has_the_list_of_chats_until_it_is_closed(un
     site.toggle("Chats")
     site.go_to("Engine")
     # No room is kept for a list that is not shown.
-    site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] < 40, 20)
+    site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] < 40)
     site.go_to("Chat")
     site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] > 200, 20)
     site.resize(720, 800)
