@@ -72,7 +72,7 @@ def test_a_wide_screen_is_filled_and_has_the_list_of_chats_until_it_is_closed(un
     # No room is kept for a list that is not shown.
     site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] < 40)
     site.go_to("Chat")
-    site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] > 200, 20)
+    site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] > 200)
     site.resize(720, 800)
     site.wait_for(lambda: chats.get_attribute("aria-expanded") == "false")
     site.go_to("Extract")
