@@ -149,7 +149,7 @@ class RowReview:
         if run.at != index:
             return drawn
         drawn |= self.desk.draw(changed)
-        if changed.is_approved and (following := run.find_next(index)) is not None:
+        if changed.is_approved and (following := run.find_open(index)) is not None:
             drawn |= await self._review(session, following)
         return drawn
 

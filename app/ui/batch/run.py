@@ -44,7 +44,7 @@ class BatchRun:
     records: dict[int, Record] = field(default_factory=dict)
     clock: Callable[[], float] = time.time
     _num_read: int = 0
-    _asked: dict[int, int] = field(default_factory=dict)  # values to check when the row was read: rows stay in place
+    _ranks: dict[int, tuple[float, float]] = field(default_factory=dict)  # of rows when they were read: they stay there
 
     async def update(self, store: Store) -> bool:
         """Read what has changed since; returns whether anything has."""
@@ -62,7 +62,7 @@ class BatchRun:
         self.job, self.counts = job, counts
         for ended, index, record in found:
             self._num_read, self.records[index] = ended, record
-            self._asked[index] = len(record.get("flags", ()))
+            self._ranks[index] = rank(record)
         return bool(found) or before != (job.body, counts)
 
     async def look_at(self, store: Store, index: int) -> Shown | None:
@@ -147,12 +147,8 @@ class BatchRun:
         if self.focus:
             return [index for index in done if list_asking(self.records[index], self.focus)]
         if self.asking_first and not self.is_running:
-            done.sort(key=lambda index: (-self._count_asked(index), least_confidence(self.records[index])))
+            done.sort(key=lambda index: self._ranks.get(index) or rank(self.records[index]))
         return done
-
-    def _count_asked(self, index: int) -> float:
-        record = self.records[index]
-        return self._asked.get(index, len(record["flags"])) if has_record(record) else math.inf
 
     async def show_field(self, store: Store, name: str) -> None:
         """Show one field of the rows where it asks side by side; "" shows whole records again."""
@@ -198,6 +194,13 @@ class BatchRun:
         place = rows.index(index) + step if index in rows else 0
         return rows[place] if 0 <= place < len(rows) else None
 
+    def find_open(self, index: int) -> int | None:
+        """Return the next row that is not approved, from the first on again behind the last."""
+        rows = self.list_reviewed()
+        at = rows.index(index) if index in rows else -1
+        others = rows[at + 1 :] + rows[: max(at, 0)]
+        return next((each for each in others if not self.records[each].get("approved")), None)
+
     @property
     def cached_share(self) -> float | None:
         """Return the share of prompt tokens found in the prefix cache, 0 to 1; None before there are any."""
@@ -222,6 +225,8 @@ def _read_result(row: jobs.JobRow) -> Record:
     return found if "record" in found else describe_failure(f"row {row.number + 1}", found["error"]["message"])
 
 
-def least_confidence(record: Record) -> float:
-    """Return the lowest confidence of the record's values; 0 for a row without a record."""
-    return 0.0 if record["record"] is None else min(record["confidence"].values(), default=1.0)
+def rank(record: Record) -> tuple[float, float]:
+    """Return what sorts rows by how much there is to check: failed ones, then many flags, then low confidence."""
+    if not has_record(record):
+        return -math.inf, 0.0
+    return -len(record["flags"]), min(record["confidence"].values(), default=1.0)

@@ -376,6 +376,20 @@ async def test_rows_are_corrected_in_place_and_the_files_have_the_corrections(ma
     assert await tab.review.go_back(REQUEST) == gr.skip()
 
 
+async def test_a_corrected_row_keeps_its_place_and_approval_leads_to_the_next_open_one(make_tab: MakeTab) -> None:
+    tab, _ = make_tab(tuple(Row(name, {"text": "Ada"}) for name in "abc"), record='{"name": "Ada", "age": 36}')
+    await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, True, "fake"))
+    run = tab.shown[REQUEST.session_hash]
+    page = show(tab, await tab.review.open_row(REQUEST, SimpleNamespace(_data={"row": 0})))  # type: ignore[arg-type]
+    await correct(tab, page, action="edit", edits={"/name": "Bob", "/age": "7"})
+    assert run.list_rows() == [0, 1, 2] and run.records[0]["confidence"] != run.records[1]["confidence"]
+    for opened, following in ((0, 1), (2, 1), (1, None)):
+        event: Any = SimpleNamespace(_data={"row": opened})
+        page = show(tab, await correct(tab, show(tab, await tab.review.open_row(REQUEST, event)), action="approve"))
+        assert run.find_open(opened) == following
+        assert page.place == gr.skip() if following is None else f"row {following + 1}<" in page.place
+
+
 async def test_a_correction_reaches_its_row_though_another_one_or_another_run_is_open(make_tab: MakeTab) -> None:
     tab, _ = make_tab(record='{"name": "Ada", "age": 36}')
     await collect(tab, tab.run_all(REQUEST, "text", "person", "", None, False, "fake"))
