@@ -73,11 +73,11 @@ class Desk:
             self.shown: shown,
         }
 
-    def clear(self, badge: str = "") -> Update:
-        """Return a desk without a record."""
+    def clear(self, badge: str = "", text: str = "") -> Update:
+        """Return a desk without a record; the text stays, unmarked."""
         return {
             self.badge: badge, self.fields: EMPTY, self.why: "", self.record: "",
-            self.marked: NO_SOURCE, self.shown: None,
+            self.marked: render_source((), {}, text) if text.strip() else NO_SOURCE, self.shown: None,
         }
 
     def refuse(self, problem: Exception) -> Update:

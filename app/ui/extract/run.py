@@ -106,7 +106,7 @@ class ExtractRun:
             busy = {self.run_button: gr.update(interactive=False), self.stop_button: gr.update(visible=True)}
             beside: Update = {self.figures: "", self.calibration: render_calibration(self.models.find(model))}
             beside[self.read_again] = gr.update(visible=False)
-            yield {**self.desk.clear(render_badge("busy", "reading")), **beside, **busy}
+            yield {**self.desk.clear(render_badge("busy", "reading"), text), **beside, **busy}
 
             def make_extractor(engine: Engine, adapter: LoRARequest | None) -> Extractor:
                 return Extractor(
@@ -131,11 +131,11 @@ class ExtractRun:
                             break
             except EXPLAINED as error:
                 engine = self.models.find(model)
-                yield self._end(explain(error, engine.state if engine is not None else ""))
+                yield self._end(explain(error, engine.state if engine is not None else ""), text)
                 return
             except Exception as error:
                 # Raise unexpected errors, but do not leave the page in its busy state.
-                yield self._end(explain_bug(error))
+                yield self._end(explain_bug(error), text)
                 raise
             stopped = {self.desk.badge: render_badge("cut", "stopped", "the record is not complete")}
             yield self._idle() if flag.asked == "leave" else stopped | self._idle()
@@ -222,10 +222,10 @@ class ExtractRun:
         tabs = gr.update(selected=choose_tab(shown))
         return {**self.desk.draw(shown), self.figures: render_figures(shown.result), self.source_tabs: tabs}
 
-    def clear(self, badge: str = "") -> Update:
-        """Return no record and no figures, as for another text."""
+    def clear(self, badge: str = "", text: str = "") -> Update:
+        """Return no record and no figures, as for another text, which is shown unmarked."""
         hidden = gr.update(visible=False)
-        return {**self.desk.clear(badge), self.figures: "", self.desk.trust: "", self.read_again: hidden}
+        return {**self.desk.clear(badge, text), self.figures: "", self.desk.trust: "", self.read_again: hidden}
 
     def _progress(self, part: int | PartialExtraction | PartsDone | None, model: str) -> Update:
         """Return the record as far as it has been generated, or the seconds that the model has been loading."""
@@ -247,9 +247,9 @@ class ExtractRun:
         """Return why nothing is read; a record of before stays, set aside."""
         return {self.desk.badge: problem.as_html() if problem else ""} | self._idle()
 
-    def _end(self, problem: Explanation) -> Update:
+    def _end(self, problem: Explanation, text: str) -> Update:
         """Return the reason why there is no record."""
-        return self.clear(problem.as_html()) | self._idle()
+        return self.clear(problem.as_html(), text) | self._idle()
 
 
 def add_example(shown: Shown | None, examples: str | None) -> str:

@@ -24,7 +24,6 @@ from app.ui.extract.approvals import Trust, approve, read_trust, render_trust
 from app.ui.extract.desk import Update, find_first_page
 from app.ui.extract.pages import Opened, open_path, show_page
 from app.ui.extract.projects import change_record, is_same_text, keep_page, list_recent, render_name
-from app.ui.extract.record_view import NO_SOURCE, render_source
 from app.ui.extract.reliability import render_calibration
 from app.ui.extract.run import NO_TEXT, ExtractRun, choose_tab
 from app.ui.extract.schema_panel import SchemaPanel, dump
@@ -213,8 +212,7 @@ class ExtractSource(ExtractRun):
             is_photo, is_pdf = opened.is_photo and is_here, opened.is_pdf and is_here
         tab = "image" if is_photo else "page" if is_pdf and not text.strip() else "text"
         return {
-            **self.clear(badge),
-            self.desk.marked: render_source((), {}, text) if text.strip() else NO_SOURCE,
+            **self.clear(badge, text),
             self.name: render_name(name, opened.source.text if opened is not None else ""),
             self.text: text, self.source_tabs: gr.update(selected=tab),
             self.image: str(opened.path) if opened is not None and is_photo else None,

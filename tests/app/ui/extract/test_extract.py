@@ -126,6 +126,14 @@ async def test_the_record_is_shown_while_it_is_written() -> None:
     assert any(">writing<" in str(update.badge) and "Ad" in str(update.fields) for update in updates)
 
 
+async def test_the_text_stays_unmarked_while_it_is_read_and_where_that_fails() -> None:
+    *reading, done = await run(make_tab()[0], "Ada <36>, a text")
+    assert "Ada &lt;36&gt;, a text" in reading[0].marked and "<mark" not in reading[0].marked
+    assert all(update.marked == gr.skip() for update in reading[1:]) and "<mark" in done.marked
+    first, failed = await run(make_tab(reject=EngineOverloaded("9 wait"))[0])
+    assert "Ada, 36" in first.marked and failed.marked == first.marked
+
+
 async def test_limits_and_salt_reach_the_engine() -> None:
     tab, engine = make_tab()
     await run(tab, limits=False)
