@@ -32,17 +32,22 @@ class Observatory:
     def __init__(self, list_engines: Callable[[], Sequence[Engine]]) -> None:
         self._list_engines = list_engines
         self._recorders: dict[str, Recorder] = {}
-        self._latest = ""  # the model that worked last
+        self._latest = ""  # the model that works, or did most since the last look
+        self._written: dict[str, int] = {}  # tokens at the last look
         self._sending: set[asyncio.Task[None]] = set()
 
     def _find(self, chosen: str) -> Recorder:
-        """Return the recorder of the chosen model; without a choice of the one that works, or worked last."""
+        """Return the recorder of the chosen model; without a choice of the one that works, or worked most lately."""
         engines = {each.model_name: each for each in self._list_engines()}
         kept = {name: each for name, each in self._recorders.items() if engines.get(name) is each.engine}
         self._recorders = {name: kept.get(name) or Recorder(each) for name, each in engines.items()}
-        working = [name for name, each in engines.items() if each.stats().num_running]
-        if working and self._latest not in working:
-            self._latest = working[0]
+        stats = {name: each.stats() for name, each in engines.items()}
+        written = {name: each.generation_tokens for name, each in stats.items()}
+        work = {name: (each.num_running, written[name] - self._written.get(name, 0)) for name, each in stats.items()}
+        self._written = written
+        busiest = max(work, key=lambda name: work[name])
+        if work[busiest] > (0, 0) and not work.get(self._latest, (0, 0))[0]:
+            self._latest = busiest
         name = next((each for each in (chosen, self._latest) if each in engines), next(iter(engines)))
         return self._recorders[name]
 

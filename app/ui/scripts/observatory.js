@@ -160,13 +160,13 @@ const drawSteps = () => {
     return path;
   };
   const last = history.findLast(([itl]) => itl !== null);
-  const words = last ? `${seconds(last[0])} per step, ${seconds(last[1] ?? 0)} of it in Python` : "Nothing has run yet.";
-  at(".steps").innerHTML = `<svg viewBox="0 0 ${width} ${height}" preserveAspectRatio="none" role="img" aria-label="${words}"><path class="k-step" d="${line(0)}"/><path class="k-gap" d="${line(1)}"/></svg><p class="axis"><span>${words}</span><span>at most ${seconds(top)}</span></p>`;
+  const words = last ? `${seconds(last[0])} per step${last[1] ? `, ${seconds(last[1])} of it in Python` : ""}` : "Nothing has run yet.";
+  at(".steps").innerHTML = `<svg viewBox="0 0 ${width} ${height}" preserveAspectRatio="none" role="img" aria-label="${words}"><path class="k-step" d="${line(0)}"/><path class="k-gap" d="${line(1)}"/></svg><p class="axis"><span>${words}</span><span>${last ? `at most ${seconds(top)}` : ""}</span></p>`;
 };
 
 const drawHistogram = (name, histogram) => {
   const box = at(`.${name}`);
-  if (!histogram?.count) { box.innerHTML = '<p class="quiet">Nothing measured yet.</p>'; return; }
+  if (!histogram?.count) { box.innerHTML = '<p class="quiet">Nothing measured yet.</p>'; box.previousElementSibling.textContent = ""; return; }
   const first = histogram.counts.findIndex((count) => count > 0);
   const end = histogram.counts.findLastIndex((count) => count > 0) + 1;
   const low = Math.max(0, Math.min(first - 1, end - 7)), high = Math.min(histogram.counts.length, Math.max(end, low + 7));

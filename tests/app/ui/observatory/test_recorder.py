@@ -155,9 +155,11 @@ async def test_of_several_models_the_chosen_one_is_drawn_else_the_one_that_works
     assert await draw() == "b"
     engines[1].work = EngineStats()
     assert await draw() == "a"
-    engines[0].work = EngineStats()
+    engines[0].work = EngineStats(generation_tokens=5)
     assert await draw() == "a"
+    engines[2].work = EngineStats(generation_tokens=9)  # between two looks
+    assert await draw() == "c" and await draw() == "c"
     del engines[0]  # unloaded
-    assert await draw("a") == "b"
+    assert await draw("a") == "c"
     for recorder in observatory._recorders.values():
         await recorder.close()
