@@ -1,14 +1,32 @@
-"""Choices whose options come while the page is open."""
+"""Choices whose options come while the page is open.
+
+After a restart, an open page still has the options of the process before, and Gradio would refuse every event with one
+of them. These accept such a value, and their handlers explain it. `allow_custom_value` would let people type values.
+They are classes because Gradio makes a component anew for a session that has updated it.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import gradio as gr
 
 
-def accept_unsent(choice: gr.Dropdown | gr.Radio) -> None:
-    """Let a choice accept values that are not among the options of this process.
+class OpenDropdown(gr.Dropdown):
+    """A dropdown that accepts values that are not among its options."""
 
-    After a restart, an open page still has the options of the process before, and Gradio would refuse every event with
-    one of them. The handlers explain a value that no longer exists. `allow_custom_value` would let people type values.
-    """
-    choice.preprocess = lambda payload: payload  # type: ignore[method-assign]
+    is_template = True  # Gradio draws it as the class above it
+
+    def preprocess(self, payload: Any) -> Any:
+        """Return the value as the page sent it."""
+        return payload
+
+
+class OpenRadio(gr.Radio):
+    """A row of choices that accepts values that are not among its options."""
+
+    is_template = True
+
+    def preprocess(self, payload: Any) -> Any:
+        """Return the value as the page sent it."""
+        return payload

@@ -12,7 +12,7 @@ import gradio as gr
 
 from app.api.errors import ApiError
 from app.api.model_pool import ModelPool
-from app.ui.choices import accept_unsent
+from app.ui.choices import OpenDropdown
 from app.ui.examples import is_demo_model
 from app.ui.explain import Explanation
 from engine import Engine, InvalidRequest, LoRARequest
@@ -139,11 +139,10 @@ class ReaderChooser:
     def build(self) -> None:
         """Put the choice on the page, hidden until `offer` finds several models."""
         name = self.models.engine.model_name
-        self.dropdown = gr.Dropdown(
+        self.dropdown = OpenDropdown(
             [(f"{READ_BY}{name}", name)], value=name, label="Read by", show_label=False, container=False,
             interactive=True, filterable=False, min_width=120, scale=0, visible=False, elem_classes="reader",
         )
-        accept_unsent(self.dropdown)  # a kept name
 
     def connect(self, *opening: Any) -> None:
         """Offer the models whenever one of these events comes: the page or its tab is opened. Load a chosen one."""

@@ -24,7 +24,7 @@ from app.ui.batch.view import (
     STALE_NOTE,
     render_records,
 )
-from app.ui.choices import accept_unsent
+from app.ui.choices import OpenDropdown
 from app.ui.examples import Examples
 from app.ui.extract.desk import Update
 from app.ui.extract.schema_panel import SchemaPanel
@@ -118,9 +118,8 @@ class BatchTab(BatchOpening):
                     {}, html_template='<select aria-label="Recent batches" hidden></select>', apply_default_css=False,
                     elem_id="batch-recent", js_on_load=read_script("recent"),
                 )
-            self.column = gr.Dropdown([], label="Column with the text", interactive=True)
-            accept_unsent(self.column)
-            self.schema = gr.Dropdown(
+            self.column = OpenDropdown([], label="Column with the text", interactive=True)
+            self.schema = OpenDropdown(
                 [("as in Extract", AS_IN_EXTRACT), *self.examples.schemas], value=AS_IN_EXTRACT,
                 label="Schema of a record",
             )

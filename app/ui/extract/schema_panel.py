@@ -10,7 +10,7 @@ import gradio as gr
 
 from app.extraction import Limits, Schema, add_bounds, describe_added
 from app.extraction.schema_check import CheckedSchema, SchemaChecker
-from app.ui.choices import accept_unsent
+from app.ui.choices import OpenRadio
 from app.ui.examples import Examples
 from app.ui.explain import EXPLAINED, Explanation, explain
 from app.ui.extract.shown import digest
@@ -58,11 +58,10 @@ class SchemaPanel:
 
     def build_chooser(self) -> None:
         """Put the names of the schemas on the page."""
-        self.chooser = gr.Radio(
+        self.chooser = OpenRadio(
             [*self.examples.schemas, BLANK], value=self.first, label="Schema of the record", elem_id="schema-names",
             elem_classes="chips",
         )
-        accept_unsent(self.chooser)  # a stored schema
         self.before = gr.State("")  # the schema that a choice has replaced
         self.undo = gr.Button("Undo: bring back the schema before", size="sm", visible=False, elem_id="undo-schema")
         # As an input, all schemas stored in the browser; as an output, one more.
