@@ -47,6 +47,7 @@ class CatalogueEntry:
     Attributes:
         model: what `EngineConfig` takes as its model.
         is_here: whether it can be loaded without fetching anything.
+        num_parameters: counted in a GGUF file, else estimated from the size of the weights; 0 before they are here.
         context_length: tokens; None if its files do not say.
         problem: why it cannot be loaded; "" if nothing speaks against it.
     """
@@ -62,6 +63,7 @@ class CatalogueEntry:
     context_length: int | None = None
     modalities: tuple[str, ...] = ("text",)
     problem: str = ""
+    num_parameters: int = 0
 
     def list_facts(self) -> list[tuple[str, str]]:
         """Return the entry as names and texts, for people."""
@@ -274,7 +276,8 @@ def _read_gguf(path: Path, stamp: int) -> dict[str, Any]:
     architecture = str(file.metadata.get("general.architecture", ""))
     length = file.metadata.get(f"{architecture}.context_length")
     return {
-        "num_bytes": file.num_bytes, "architecture": architecture, "license": file.metadata.get("general.license"),
+        "num_bytes": file.num_bytes, "num_parameters": file.num_parameters, "architecture": architecture,
+        "license": file.metadata.get("general.license"),
         "context_length": length if isinstance(length, int) else None,
     }
 
@@ -282,12 +285,22 @@ def _read_gguf(path: Path, stamp: int) -> dict[str, Any]:
 def _describe_folder(entry: CatalogueEntry, path: Path) -> CatalogueEntry:
     config = read_json_object(path / "config.json")
     text = config.get("text_config")
-    length = (config | text if isinstance(text, dict) else config).get("max_position_embeddings")
+    inner = config | text if isinstance(text, dict) else config
+    length, num_bytes = inner.get("max_position_embeddings"), sum(each.stat().st_size for each in weight_files(path))
     card = path / "README.md"
     found = _LICENSE.search(card.read_text("utf-8", "replace")[:10_000]) if card.is_file() else None
     return replace(
-        entry, num_bytes=sum(each.stat().st_size for each in weight_files(path)),
+        entry, num_bytes=num_bytes, num_parameters=_estimate_parameters(inner, num_bytes),
         architecture=str((config.get("architectures") or [config.get("model_type", "")])[0]),
         license=found[1] if found else None, context_length=length if isinstance(length, int) else None,
         modalities=("text", "image") if "vision_config" in config else ("text",),
     )
+
+
+def _estimate_parameters(config: Mapping[str, Any], num_bytes: int) -> int:
+    """Return about how many parameters weights of a size have, rather too few than too many."""
+    quantized = config.get("quantization_config")
+    bits = 16 if "16" in str(config.get("dtype") or config.get("torch_dtype")) else 32
+    if isinstance(quantized, dict):
+        bits = next((each for each in range(1, 8) if each == quantized.get("bits")), 8)
+    return num_bytes * 8 // bits

@@ -21,6 +21,7 @@ READ_CHOICE = """(chosen) => { try { return sessionStorage.getItem("%s") || chos
 KEEP_CHOICE = """(chosen) => { try { sessionStorage.setItem("%s", chosen); } catch { /* forbidden */ } }"""
 
 READ_BY = "Read by "
+MIN_LARGER = 300_000_000  # parameters of a model that reads a text better than the demo model
 LOAD_INTERVAL_S = 1.0  # between two reports of how long a model has been loading
 
 
@@ -75,15 +76,16 @@ class ModelChoice:
         return None if context is None else context.engine
 
     async def find_larger(self, name: str) -> str | None:
-        """Return the model that reads better than the demo model: the server's own, or the largest that is here."""
+        """Return a model that reads better than the demo model: the largest that is loaded, or else that is here."""
         engine = self.find(name)
         if self.pool is None or engine is None or not is_demo_model(engine):
             return None
-        if not is_demo_model(self.pool.first.engine):
-            return self.pool.first.engine.model_name
-        names, entries = await self.list_here(), await self.pool.list_choices()
-        usable = [each for each in names if each != name and each in entries and not entries[each].problem]
-        return max(usable, key=lambda each: entries[each].num_bytes, default=None)
+        here, entries = await self.list_here(), await self.pool.list_choices()
+        sizes = {each: entry.num_parameters for each, entry in entries.items() if each in here and not entry.problem}
+        if not is_demo_model(first := self.pool.first.engine):
+            sizes[first.model_name] = self.pool.first.report.num_parameters
+        usable = [each for each, size in sizes.items() if each != name and size >= MIN_LARGER]
+        return max(usable, key=lambda each: (self.find(each) is not None, sizes[each]), default=None)
 
     async def load(self, name: str) -> AsyncGenerator[int, None]:
         """Load a model if it is not loaded; yields the seconds that this has taken so far.

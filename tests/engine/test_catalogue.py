@@ -18,7 +18,14 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
-from engine import Catalogue, ConfigError, EngineConfig, packaged_models, read_sampling_defaults
+from engine import (
+    Catalogue,
+    ConfigError,
+    EngineConfig,
+    inspect_model,
+    packaged_models,
+    read_sampling_defaults,
+)
 from engine.model import hub_download
 from engine.packaged_models import PackagedModel
 
@@ -193,6 +200,9 @@ def test_folders_and_files_are_known_by_their_paths(monkeypatch: pytest.MonkeyPa
     found = {each.name: each for each in catalogue.list()}
     assert list(found)[:3] == ["broken.gguf", "owner/copy", "tiny.gguf"]
     assert (found["owner/copy"].context_length, found["owner/copy"].license) == (2048, "mit")
+    counted = inspect_model(EngineConfig().model).num_parameters
+    assert found["owner/copy"].num_parameters == pytest.approx(counted, rel=0.01)
+    assert found["tiny.gguf"].num_parameters == 4
     assert "truncated" in found["broken.gguf"].problem
     small, gone = catalogue.find("small"), catalogue.find("gone")
     assert small and (small.name, small.model) == ("small", found["tiny.gguf"].model)

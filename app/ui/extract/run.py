@@ -194,10 +194,10 @@ class ExtractRun:
         self.stops.ask(str(request.session_hash))
 
     async def _offer(self, shown: Shown) -> Any:
-        """Offer to read again with a larger model that is here, where many values are doubtful."""
+        """Offer to read again with a much larger model that is here, where many values are doubtful."""
         is_doubtful = len(shown.to_check) >= max(MIN_DOUBTFUL, SHARE_DOUBTFUL * len(shown.result.leaves))
         name = await self.models.find_larger(shown.model) if is_doubtful else None
-        words = f"Many values are doubtful: read again with {name}, a larger model ›"
+        words = f"Many values are doubtful: read again with {name} ›"
         return gr.update(visible=name is not None, value=words)
 
     async def choose_larger(self, shown: Shown | None) -> Any:

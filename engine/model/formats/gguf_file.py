@@ -132,6 +132,11 @@ class GGUFFile:
         return sum(part.stat().st_size for part in list_parts(self.path))
 
     @property
+    def num_parameters(self) -> int:
+        """Elements of all tensors."""
+        return sum(prod(entry.shape) for entry in self._entries.values())
+
+    @property
     def names(self) -> list[str]:
         return list(self._entries)
 

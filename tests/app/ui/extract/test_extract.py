@@ -418,21 +418,35 @@ async def test_the_chosen_model_reads_and_stands_for_its_record() -> None:
     assert (opened[tab.desk.shown].model, opened[tab.reader.dropdown]["value"]) == ("large", "fake")
 
 
-async def test_where_many_values_are_doubtful_the_largest_model_that_is_here_is_offered(
-    monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("sizes", "larger"),
+    [
+        ({"small": 135, "large": 400, "unloaded": 7000}, "large"),
+        ({"small": 135, "large": 299, "unloaded": 300}, "unloaded"),
+        ({"small": 135, "large": 299, "unloaded": 0}, None),
+    ],
+)
+async def test_where_many_values_are_doubtful_a_much_larger_model_that_is_here_is_offered(
+    monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], larger: str | None
 ) -> None:
+    async def list_choices() -> dict[str, CatalogueEntry]:
+        return {
+            name: CatalogueEntry(name, f"/models/{name}", "folder", 10**9 - size, num_parameters=size * 10**6)
+            for name, size in sizes.items()
+        }
+
     monkeypatch.setattr("app.ui.model_choice.is_demo_model", lambda engine: engine.model_name == "fake")
     pool = make_pool()
+    monkeypatch.setattr(pool, "list_choices", list_choices)
     tab, _ = make_tab(pool=pool)
-    pool.keep("extract", CatalogueEntry("larger", "/models/larger", "folder", num_bytes=9))
     shown = (await run(tab, "nobody"))[-1].shown
     assert len(shown.to_check) == 2 and not (await tab._offer(shown))["visible"]  # two may be corrected by hand
     many = make_again({}, "nobody", shown.result, {"names": ["Ada", "Bob", "Cy", "Di"]})
     flags = {leaf.pointer: ("unsure",) for leaf in many.leaves}
     doubtful = Shown(dataclasses.replace(many, flags=flags), "nobody", {}, "fake")
-    offered = await tab._offer(doubtful)
-    assert offered["visible"] and "read again with larger" in offered["value"]
-    assert (await tab.choose_larger(doubtful))["value"] == "larger"
+    offered, chosen = await tab._offer(doubtful), await tab.choose_larger(doubtful)
+    assert (offered["visible"], chosen.get("value")) == (larger is not None, larger)
+    assert larger is None or offered["value"] == f"Many values are doubtful: read again with {larger} ›"
     assert not (await tab._offer(dataclasses.replace(doubtful, model="large")))["visible"]
 
 
