@@ -68,11 +68,19 @@ def test_a_wide_screen_is_filled_and_has_the_list_of_chats_until_it_is_closed(un
     site.page.wait_for_timeout(3500)  # longer than the page tries to open it
     assert chats.get_attribute("aria-expanded") == "false"
     site.toggle("Chats")
+    site.toggle("Settings")
     site.go_to("Engine")
-    # No room is kept for a list that is not shown.
-    site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] < 40)
+    # No room is kept for panels that are not shown.
+    tabs = site.page.locator("#tabs")
+    site.wait_for(lambda: tabs.bounding_box()["x"] < 40 and tabs.bounding_box()["width"] > 1200)
+    site.resize(1300, 800)
     site.go_to("Chat")
-    site.wait_for(lambda: site.page.locator("#tabs").bounding_box()["x"] > 200)
+    # Each panel stands beside the chat, also after a change of the window's width while they were away.
+    site.composer.wait_for()
+    left, right = (site.page.locator(panel).bounding_box() for panel in ("#chats", "#settings"))
+    site.wait_for(lambda: 0 < tabs.bounding_box()["x"] - left["x"] - left["width"] < 40)
+    site.wait_for(lambda: 0 < right["x"] - tabs.bounding_box()["x"] - tabs.bounding_box()["width"] < 40)
+    site.toggle("Settings")
     site.resize(720, 800)
     site.wait_for(lambda: chats.get_attribute("aria-expanded") == "false")
     site.go_to("Extract")
