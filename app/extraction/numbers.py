@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 # A plain space may separate groups of three digits: "12 500", but not "7 30".
@@ -19,6 +19,7 @@ DIGITS = re.compile(
 SEPARATORS = str.maketrans({**dict.fromkeys("\u00a0\u202f\u2009\u2007", " "), **dict.fromkeys("’‘`", "'"),
                             "．": ".", "，": ",", "\u066c": ","})
 POINTS = ".,\u066b"
+NO_DIGIT = re.compile(r"\A[^1-9]+|\D")  # nor one that counts
 PIECE = re.compile("[^ ]+")
 MAX_GROUPS = 4  # of one number with plain spaces
 MAX_DIGITS = 308  # a double holds no larger number
@@ -108,6 +109,19 @@ def read_number(text: str) -> set[int | float]:
     """Return the readings of a text that is one number as a whole; none of any other."""
     numbers = find_numbers(text) if len(text) <= MAX_TEXT_CHARS else ()
     return {value for each in numbers if (each.start, each.end) == (0, len(text)) for value in each.readings}
+
+
+def find_moved(values: Collection[int | float], text: str) -> dict[int | float, tuple[str, int | float]]:
+    """Return for values the only number of a text with the same digits and another decimal separator, and its value."""
+    found: dict[tuple[str, bool], dict[int | float, tuple[str, int | float]]] = {}
+    for each in find_numbers(text) if values else ():
+        written = text[each.start : each.end]
+        if written[-1].isdecimal() and any(point in written for point in POINTS):
+            for number in each.readings:
+                for digits in (NO_DIGIT.sub("", written), NO_DIGIT.sub("", str(number))):
+                    found.setdefault((digits, number < 0), {})[number] = written, number
+    same = {value: found.get((NO_DIGIT.sub("", str(_tidy(value))), value < 0), {}) for value in values}
+    return {value: next(iter(each.values())) for value, each in same.items() if len(each) == 1}
 
 
 def read_digits(number: str) -> tuple[int | float, ...]:

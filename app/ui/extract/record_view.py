@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.extraction import Evidence, ExtractionResult, Leaf, describe_added
-from app.extraction.flags import ENDED, LOOPED
+from app.extraction.flags import ENDED, LOOPED, NOT_FOUND
 from app.extraction.json_spans import Path
 from app.extraction.pointers import escape_pointer
 from app.extraction.review import Change
@@ -94,6 +94,7 @@ class _View:
         self.reasons = shown.reasons if shown else {}
         self.changes = shown.changes if shown else {}
         self.differences = shown.differences if shown else {}
+        self.moved = shown.moved if shown else {}
         self.unseen = frozenset(shown.unseen) if shown else frozenset()
         self.to_check = frozenset(shown.to_check) if shown else frozenset()
 
@@ -187,7 +188,7 @@ class _View:
         return f'data-field="{number}" class="{" ".join(words)}"'
 
     def _list_notes(self, leaf: Leaf, is_in_grid: bool = False) -> list[tuple[str, str, str]]:
-        """Return kind, text and offered value's pointer of the notes on a value.
+        """Return kind, text and the button of the notes on a value.
 
         They say why to check it, who typed it, the value approved before, and what another model read.
         """
@@ -203,7 +204,11 @@ class _View:
                 else ("aside", "approved, not opened: ") if self.shown.is_approved
                 else ("check", "Check: ")
             )
-            notes.append((kind, sign + "; ".join(self.reasons[pointer]), ""))
+            why, use = "; ".join(self.reasons[pointer]), ""
+            if pointer in self.moved and kind == "check":
+                why = why.replace(NOT_FOUND, f"{self.moved[pointer][0]} in the text")
+                use = _render_offer("use", f"Use {self.moved[pointer][1]}", pointer)
+            notes.append((kind, sign + why, use))
         if pointer in self.shown.by_hand:
             notes.append(("aside", "typed by you", ""))
         evidence = self.shown.result.evidence.get(pointer)
@@ -220,7 +225,8 @@ class _View:
         if difference is not None and self.shown.other is not None:
             is_new = difference.kind == "new"
             read = "nothing here" if is_new else json.dumps(difference.verified, ensure_ascii=False)
-            notes.append(("check", f"{self.shown.other[0]} read: {read}", "" if is_new else pointer))
+            take = "" if is_new else _render_offer("take", "Take it", pointer)
+            notes.append(("check", f"{self.shown.other[0]} read: {read}", take))
         return notes
 
     def _render_items(self, path: Path) -> str:
@@ -237,12 +243,15 @@ class _View:
         )
 
 
-def _render_note(kind: str, text: str, offered: str, names: str = "") -> str:
+def _render_note(kind: str, text: str, button: str, names: str = "") -> str:
     lead = f"<b>{names}</b> " if names else ""
-    place = html.escape(offered, quote=True)
-    name = f'aria-label="Take it: {place}"'
-    take = f' <button type="button" data-act="take" data-pointer="{place}" {name}>Take it</button>' if offered else ""
-    return f'<small class="tell {kind}">{lead}{html.escape(text)}{take}</small>'
+    return f'<small class="tell {kind}">{lead}{html.escape(text)}{button}</small>'
+
+
+def _render_offer(action: str, words: str, pointer: str) -> str:
+    place = html.escape(pointer, quote=True)
+    name = f'aria-label="{words}: {place}"'
+    return f' <button type="button" data-act="{action}" data-pointer="{place}" {name}>{words}</button>'
 
 
 def _find_lists(leaves: Sequence[Leaf]) -> set[Path]:

@@ -13,9 +13,11 @@ from app.extraction import Evidence, ExtractionResult, Schema
 from app.extraction.bounds import BoundedSchema
 from app.extraction.choices import Choice
 from app.extraction.extractor import make_again
-from app.extraction.flags import LOW_CONFIDENCE
+from app.extraction.flags import LOW_CONFIDENCE, NOT_FOUND
 from app.extraction.json_spans import Leaf, Scalar, scan
+from app.extraction.numbers import find_moved
 from app.extraction.review import Change, EditError, apply_edits, change_items, compare, put_value
+from app.extraction.schema_places import list_kinds, name_kind
 from app.ui.extract.pages import Opened
 
 FILL_IN = "fill in"
@@ -92,6 +94,20 @@ class Shown:
         return {pointer: change for pointer, change in found.items() if change.kind != "same"}
 
     @property
+    def moved(self) -> dict[str, tuple[str, int | float]]:
+        """Return the text's number, as written and its value, of which a value has moved the decimal separator."""
+        reasons = self.reasons
+        doubtful = {
+            leaf.pointer: leaf.value for leaf in self.result.leaves
+            if isinstance(leaf.value, int | float) and NOT_FOUND in reasons.get(leaf.pointer, ())
+        }
+        found, kinds = find_moved(doubtful.values(), self.text), {"number", "integer"}
+        return {
+            pointer: found[value] for pointer, value in doubtful.items()
+            if value in found and name_kind(found[value][1]) in (list_kinds(self.schema, pointer) or kinds)
+        }
+
+    @property
     def reasons(self) -> dict[str, tuple[str, ...]]:
         """Return the reasons to check values, by pointer. The model's doubts do not count for a typed value."""
         failed = {check.message for check in self.result.checks if not check.holds}
@@ -145,6 +161,8 @@ class Shown:
                 return shown.change(put_value(shown.result.record, pointer, shown.draft_of(pointer)))
             case "take" if pointer in shown.differences:
                 return shown.change(put_value(shown.result.record, pointer, shown.differences[pointer].verified))
+            case "use" if pointer in shown.moved:
+                return shown.change(put_value(shown.result.record, pointer, shown.moved[pointer][1]))
             case "add" | "remove":
                 changed = shown.change(*change_items(shown.result.record, pointer, action))
                 return replace(changed, before=replace(shown, before=None)) if action == "remove" else changed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.extraction.numbers import find_numbers
+from app.extraction.numbers import find_moved, find_numbers
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,17 @@ def test_a_number_is_read_in_every_spelling(text: str, values: set[float]) -> No
 def test_digits_that_may_mean_something_else_are_not_sure(text: str) -> None:
     assert not all(number.is_sure for number in find_numbers(text))
     assert all(number.is_sure for number in find_numbers("3 pens, 5kg, 62k, 1st, 7 pm, A42, Q3, 10:30, 99 EUR"))
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "found"),
+    [
+        (8550, "85,50 EUR, in all 85,50", ("85,50", 85.5)), (0.855, "85,50", ("85,50", 85.5)),
+        (123450, "1.234,50", ("1.234,50", 1234.5)), (-1999, "19.99 and -19.99", ("-19.99", -19.99)),
+        (8550.0, "at 85.50 kg", ("85.50", 85.5)), (855, "8 550, 8555 and 85.51", None),
+        (12.34, "1.234", None), (1250, "12.50 or 1,250.00 or 125.0", None), (12, "on 1.2.2026", None),
+        (5, "0.05", ("0.05", 0.05)),
+    ],
+)
+def test_a_number_whose_decimal_separator_was_moved_is_found(value: float, text: str, found: object) -> None:
+    assert find_moved([value], text) == ({value: found} if found else {})

@@ -75,6 +75,20 @@ async def test_an_approval_says_what_nobody_looked_at() -> None:
     assert seen.to_check == [] and "flagged" not in render_fields(seen)
 
 
+async def test_the_number_of_the_text_is_offered_in_place_of_one_with_a_lost_separator() -> None:
+    text, record = "Ada <b> paid 85,50", '{"name": "Ada", "age": 8550}'
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "number"}}}
+    shown = Shown(await Extractor(FakeEngine(record=record)).extract(schema, text), text, schema, "fake")
+    page = render_fields(shown)
+    button = '<button [^>]*data-act="use" data-pointer="/age"[^>]*>Use 85.5<'
+    assert re.search(f"Check: 85,50 in the text[^<]*{button}", page)
+    used = shown.act({"action": "use", "pointer": "/age"})
+    assert used.result.record == {"name": "Ada", "age": 85.5} and used.by_hand == {"/age"}
+    assert "Use 85.5" not in render_fields(used) and used.act({"action": "use", "pointer": "/age"}) == used
+    whole = dataclasses.replace(shown, schema=PERSON)  # where only a whole number is allowed
+    assert "Check: not in the text" in render_fields(whole) and "Use 85.5" not in render_fields(whole)
+
+
 def test_a_growing_record_shows_values_without_judging_them() -> None:
     page = render_growing(scan('{"name": "Ad').leaves)
     assert "Ad" in page and "Check" not in page and "textarea" not in page
