@@ -7,26 +7,23 @@ They are classes because Gradio makes a component anew for a session that has up
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from typing import Any
 
 import gradio as gr
+from gradio.component_meta import ComponentMeta
 
 
-class OpenDropdown(gr.Dropdown):
-    """A dropdown that accepts values that are not among its options."""
+def accept_unknown(component: type[Any]) -> Any:
+    """Return a class of choices like `component` that accepts values which are not among its options."""
+    body = {
+        "__module__": __name__,
+        "preprocess": lambda self, payload: payload,
+        "is_template": True,  # Gradio draws it as the class above it
+    }
+    # Past Gradio's own `__new__`, which writes a stub beside this file.
+    return ABCMeta.__new__(ComponentMeta, f"Open{component.__name__}", (component,), body)
 
-    is_template = True  # Gradio draws it as the class above it
 
-    def preprocess(self, payload: Any) -> Any:
-        """Return the value as the page sent it."""
-        return payload
-
-
-class OpenRadio(gr.Radio):
-    """A row of choices that accepts values that are not among its options."""
-
-    is_template = True
-
-    def preprocess(self, payload: Any) -> Any:
-        """Return the value as the page sent it."""
-        return payload
+OpenDropdown = accept_unknown(gr.Dropdown)
+OpenRadio = accept_unknown(gr.Radio)
