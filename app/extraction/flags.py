@@ -99,7 +99,7 @@ def find_flags(
 
 
 def name_partial(pointer: str, value: str) -> str:
-    """Return how a note names a text that is only a part of its cell; it no longer names a corrected one."""
+    """Return the name of a text in a note about parts of cells; a corrected text no longer matches it."""
     return f"{pointer} ({value!r})"
 
 

@@ -112,7 +112,7 @@ def read_number(text: str) -> set[int | float]:
 
 
 def find_moved(values: Collection[int | float], text: str) -> dict[int | float, tuple[str, int | float]]:
-    """Return for values the only number of a text with the same digits and another decimal separator, and its value."""
+    """Return, by value, the one number of the text with its digits and another separator: as written, and its value."""
     found: dict[tuple[str, bool], dict[int | float, tuple[str, int | float]]] = {}
     for each in find_numbers(text) if values else ():
         written = text[each.start : each.end]

@@ -129,7 +129,7 @@ def test_a_csv_becomes_records_and_files(site: Site, orders: Path) -> None:
     note.wait_for()
     site.page.get_by_role("button", name="Try the first 5").click()
     note.wait_for(state="hidden")
-    # What the page shows no more is found under Recent, with its files.
+    # A run that the page no longer shows is under Recent, with its files.
     site.page.locator(".batch-figures", has_text="5 of 5 rows").wait_for()
     download = site.page.get_by_role("button", name="Download CSV")
     download.wait_for()

@@ -1,4 +1,4 @@
-"""What the batch tab has open: files as a table, what was chosen for them, and the run that is shown."""
+"""Opens files and earlier runs in the batch tab, and keeps the column and the schema that are chosen for them."""
 
 from __future__ import annotations
 

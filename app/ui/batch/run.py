@@ -195,7 +195,7 @@ class BatchRun:
         return rows[place] if 0 <= place < len(rows) else None
 
     def find_open(self, index: int) -> int | None:
-        """Return the next row that is not approved, from the first on again behind the last."""
+        """Return the next row that is not approved; after the last row it starts again at the first."""
         rows = self.list_reviewed()
         at = rows.index(index) if index in rows else -1
         others = rows[at + 1 :] + rows[: max(at, 0)]
@@ -226,7 +226,7 @@ def _read_result(row: jobs.JobRow) -> Record:
 
 
 def rank(record: Record) -> tuple[float, float]:
-    """Return what sorts rows by how much there is to check: failed ones, then many flags, then low confidence."""
+    """Return the sort key of a row: failed rows come first, then many flags, then low confidence."""
     if not has_record(record):
         return -math.inf, 0.0
     return -len(record["flags"]), min(record["confidence"].values(), default=1.0)

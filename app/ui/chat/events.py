@@ -20,7 +20,7 @@ while (!globalThis.chatEvents) await new Promise((resume) => setTimeout(resume, 
 const shown = globalThis.shownChat;
 await chatEvents.enter();
 """
-# What was pressed at a message does nothing if another chat was opened in the meantime.
+# A press at a message does nothing if another chat was opened meanwhile.
 STAY = 'if (shownChat !== shown) throw new Error("another chat is open");\n'
 LEAVE = "() => chatEvents.leave()"
 

@@ -76,7 +76,7 @@ def put_approval(db: Connection, owner: str, shown: Shown) -> None:
 
 
 def approve(db: Connection, owner: str, shown: Shown) -> Trust | None:
-    """Keep an approved record, and return what all of its schema say of the model that read it."""
+    """Keep an approved record, and return how often the model was right in all approved records of its schema."""
     put_approval(db, owner, shown)
     return read_trust(db, owner, shown.schema, shown.model)
 

@@ -85,17 +85,17 @@ class Desk:
         return {self.badge: render_badge("bad", "not done", f"{problem}. Correct it and try again.")}
 
     def draw_newer(self, newer: Shown, action: Mapping[str, Any]) -> Update:
-        """Return a record that another page has changed, and that what a person did here was not applied to it."""
+        """Draw the record that another page has changed, and say which change was not applied to it."""
         typed = ", ".join(f"“{text}”" for text in (action.get("edits") or {}).values())
         detail = f"this is the newer record; not applied: {typed or 'what you did'}"
         return {**self.draw(newer), self.badge: render_badge("cut", "changed in another tab", detail)}
 
     def judge(self, shown: Shown | None) -> Any:
-        """Return the verdict on the record, in place of why an action was not done."""
+        """Return the verdict on the record; it replaces the reason why an action was refused."""
         return gr.skip() if shown is None else render_status(shown)
 
     def on_look(self, answer: Callable[..., Any], output: Any, *also: Any) -> None:
-        """Fill `output` with `answer(shown, pointer)` of the value that got the focus last, also at other events."""
+        """Fill `output` with `answer(shown, pointer)` for the value that had the focus last, at these events too."""
         for event in (self.fields.look, *also):
             event(
                 answer, [self.shown, self.why], output, js=READ_LOOKED_AT, trigger_mode="always_last", queue=False,

@@ -23,7 +23,7 @@ WORD, NUM_WORDS, WORDS_LEN = re.compile(r"\w{4,}"), 40, 100_000
 
 
 def keep_page(db: Connection, owner: str, project: str, body: Json, shown: Shown | None) -> str:
-    """Keep what a page shows, and return the project's id. A record that is kept already changes by actions only."""
+    """Keep the page's record, and return the project's id. Only actions change a record that is kept already."""
     found = find_project(db, owner, shown) if shown is not None else None
     record = found.body["record"] if found is not None else make_record(shown)
     return put_project(db, owner, project, body | {"record": record})
@@ -55,7 +55,7 @@ def make_record(shown: Shown | None) -> Json | None:
 
 
 def find_project(db: Connection, owner: str, shown: Shown) -> Item | None:
-    """Return the project that has the record of the same reading, rather beside its own text than beside another."""
+    """Return the project with the record of the same run; one beside its own text comes first."""
     found = [
         each
         for each in objects.find(db, owner, "project", text=f'"reading":"{shown.reading}"')

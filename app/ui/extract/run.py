@@ -223,7 +223,7 @@ class ExtractRun:
         return {**self.desk.draw(shown), self.figures: render_figures(shown.result), self.source_tabs: tabs}
 
     def clear(self, badge: str = "", text: str = "") -> Update:
-        """Return no record and no figures, as for another text, which is shown unmarked."""
+        """Clear the record and its figures, and show the text unmarked."""
         hidden = gr.update(visible=False)
         return {**self.desk.clear(badge, text), self.figures: "", self.desk.trust: "", self.read_again: hidden}
 
@@ -244,7 +244,7 @@ class ExtractRun:
         return {self.run_button: gr.update(interactive=True), self.stop_button: gr.update(visible=False)}
 
     def _refuse(self, problem: Explanation | None) -> Update:
-        """Return why nothing is read; a record of before stays, set aside."""
+        """Return the reason why nothing is read; the earlier record stays, set aside."""
         return {self.desk.badge: problem.as_html() if problem else ""} | self._idle()
 
     def _end(self, problem: Explanation, text: str) -> Update:

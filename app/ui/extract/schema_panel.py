@@ -31,7 +31,7 @@ Views = dict[Any, Any]  # new values of the panel's components
 
 # While a schema or an example is on its way to the page, polish.js holds a press of Extract back.
 BEGIN_CHANGE, END_CHANGE = "() => { globalThis.changes.begin(); }", "() => { globalThis.changes.end(); }"
-# Who chose the blank schema describes it next; the panel has just been opened.
+# A blank schema opens the panel; its description is typed next.
 DESCRIBE_BLANK = """(name) => {
 if (name === "blank") setTimeout(() => document.querySelector("#wish textarea")?.focus(), 100);
 }"""
@@ -129,7 +129,7 @@ class SchemaPanel:
         shown = self.show(texts.get(name or BLANK, BLANK_SCHEMA))
         shown[self.fold] |= {"open": True} if name == BLANK else {}
         is_lost = name == BLANK or (self.find_name(parse_schema(before)) is None and before not in texts.values())
-        # Arrow keys pass other choices: what was lost before them stays to be brought back.
+        # Arrow keys pass other choices; Undo still brings back the schema before them.
         kept = {self.before: before, self.undo: gr.update(visible=True)} if is_lost else {}
         return {part: value for part, value in shown.items() if part is not self.chooser} | kept
 

@@ -21,12 +21,12 @@ from app.extraction.schema_places import list_kinds, name_kind
 from app.ui.extract.pages import Opened
 
 FILL_IN = "fill in"
-# What a person changes of a record.
+# A person changes these parts of a record.
 REVIEWED = ("record", "origin", "empty", "checked", "seen", "approved")
 
 
 class ChangedElsewhere(Exception):
-    """Another page has changed what an action was about; `shown` is the newer record."""
+    """Another page has changed the value of an action; `shown` is the newer record."""
 
     def __init__(self, shown: Shown) -> None:
         super().__init__("changed in another tab")
@@ -95,7 +95,7 @@ class Shown:
 
     @property
     def moved(self) -> dict[str, tuple[str, int | float]]:
-        """Return the text's number, as written and its value, of which a value has moved the decimal separator."""
+        """Return the number of the text with the same digits as a value and another decimal separator."""
         reasons = self.reasons
         doubtful = {
             leaf.pointer: leaf.value for leaf in self.result.leaves
@@ -152,7 +152,7 @@ class Shown:
         shown, pointer, action = replace(self, seen=seen), str(data.get("pointer") or ""), data.get("action")
         if edits := data.get("edits"):
             shown = shown.change(apply_edits(self.result.record, edits, self.schema))
-            # A value that a person typed is right, also where the model wrote the same.
+            # A typed value counts as right, even if the model wrote the same.
             shown = replace(shown, checked=shown.checked.union(edits) - shown.by_hand - shown.empty)
         match action:
             case "check":
@@ -176,7 +176,7 @@ class Shown:
         return shown
 
     def act_on(self, newer: Shown, data: Mapping[str, Any]) -> Shown:
-        """Apply what a person did on a page with this record to what another page has made of it since.
+        """Apply an action that was made on this record to `newer`, which another page has kept since.
 
         Raises ChangedElsewhere: a value that the action is about is another one there.
         """

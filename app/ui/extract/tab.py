@@ -178,7 +178,7 @@ class ExtractTab(ExtractSource):
         )
         # "input" also comes when the list is left without a choice.
         self.sample.select(None, js=BEGIN_CHANGE, **at_once)
-        for change in panel.changes:  # what a run said of the schema before holds no longer
+        for change in panel.changes:  # a run's message about the earlier schema no longer applies
             change.then(desk.judge, desk.shown, desk.badge, **at_once)
         changes = [*panel.changes, self.run_button.click(self.run, inputs, ran, **quiet)]
         larger = self.read_again.click(self.choose_larger, desk.shown, self.reader.dropdown, **at_once)

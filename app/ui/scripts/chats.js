@@ -53,7 +53,7 @@ const changeDraft = (id) => {
   box.dispatchEvent(new Event("input", { bubbles: true }));
   draftOf = id;
 };
-// The chat that was chosen last is this tab's, also for what is asked and for a reload, before the page shows it.
+// The last chosen chat counts at once, for the next question and for a reload, before the page shows it.
 let chosen = null;
 const choose = (id) => { changeDraft(id); chosen = id; writeCurrent(id); };
 const begin = () => {
@@ -153,7 +153,7 @@ const take = () => {
   const isNews = !value.is_search && JSON.stringify(value.chats) !== JSON.stringify(store.chats);
   store = value;
   globalThis.shownChat = store.current;
-  if (chosen === store.current || !store.leaf) chosen = null; // an empty chat is the new one, or stands for one that is gone
+  if (chosen === store.current || !store.leaf) chosen = null; // an empty chat is a new one, or replaces one that was removed
   if (chosen === null) {
     writeCurrent(store.current);
     draftOf = store.leaf ? store.current : "";

@@ -21,7 +21,7 @@ const escape = (text) => text.replace(/[&<>"]/g, (char) => ({ "&": "&amp;", "<":
 const history = [];
 let before = null;
 
-// Which of several models is drawn: the one that works, until one is chosen.
+// Draws the model that works, until a person chooses one.
 let chosen = "", drawn = "";
 const drawNames = ({ models, model }) => {
   if (model !== drawn) { before = null; history.length = 0; }

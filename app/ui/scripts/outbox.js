@@ -8,7 +8,7 @@ const type = (text) => {
   box.dispatchEvent(new Event("input", { bubbles: true }));
 };
 const waiting = []; // {id, chat, text, files}
-// A reload keeps those that wait; the text of one that is on its way, or whose files are, becomes the draft.
+// A reload keeps waiting messages; a message that is being sent, or whose files are, becomes the draft.
 const KEPT = "troupe-outbox";
 const isKept = ({ id, files }) => files && id !== sent;
 window.addEventListener("pagehide", () => { try { sessionStorage.setItem(KEPT, JSON.stringify(waiting.filter(isKept))); } catch { /* forbidden */ } });

@@ -210,12 +210,12 @@ const settle = () => {
   const record = element.querySelector(".record[data-text]");
   const now = record ? JSON.stringify(record.dataset) : "";
   if (now !== drawn) { held = last = null; looked = ""; }
-  // What a person is typing stays; a value that only has the focus may have been changed by another page.
+  // Text that is being typed stays; another page may have changed a value that only has the focus.
   const isTyping = typeof held?.text === "string";
   for (const input of all(".value")) if (!isTyping || input !== document.activeElement) input.value = input.defaultValue;
   drawn = now;
 };
-// What explains a value follows its correction.
+// The panel that explains a value is drawn again after its correction.
 const explainAgain = () => {
   if (!area?.querySelector(".why")) return;
   globalThis.lookedAt = looked;

@@ -275,7 +275,7 @@ async def test_two_pages_with_one_record_lose_no_correction() -> None:
     kept, _ = await tab.keep(project, "Ada, 36", SCHEMA, None, first.shown, REQUEST)
     (again,) = [read(tab, update) async for update in tab.open({"project": kept}, REQUEST)]
     assert kept == project and again.shown.result.record == {"name": "Bob", "age": 37}
-    # What the other page has changed is neither replaced nor approved unseen.
+    # A change of the other page is neither replaced nor approved unseen.
     for refused in (await act(tab, first.shown, name="Eve"), await act(tab, first.shown, "approve", "")):
         assert ">changed in another tab<" in refused.badge and refused.shown.result.record == again.shown.result.record
     assert "not applied: “Eve”" in (await act(tab, first.shown, name="Eve")).badge
